@@ -1,0 +1,1 @@
+"""Octavo: an OpenAI-compatible inference server over a paged KV cache."""

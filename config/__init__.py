@@ -1,0 +1,1 @@
+"""Configuration: frozen pydantic models, the flags made from them, and the environment."""

@@ -1,0 +1,28 @@
+"""The paged KV cache: how large it is and how it is shared."""
+
+from pydantic import Field
+
+from octavo.config.base import ConfigModel
+
+
+class CacheConfig(ConfigModel):
+    """Blocks, their number and their reuse."""
+
+    block_size: int = Field(
+        default=16, ge=1, le=256, description="Token positions in one block of the KV cache."
+    )
+    gpu_memory_utilization: float = Field(
+        default=0.92, gt=0, le=1, description="Share of the GPU's memory that may be used in all."
+    )
+    kv_cache_memory_bytes: int | None = Field(
+        default=None,
+        ge=1,
+        description="Bytes for the KV cache; default: from the GPU's memory, "
+        "or on CPU a share of what is free.",
+    )
+    num_gpu_blocks_override: int | None = Field(
+        default=None, ge=1, description="Exact number of cache blocks, on CPU too."
+    )
+    enable_prefix_caching: bool = Field(
+        default=True, description="Keep full blocks and share them between equal prefixes."
+    )

@@ -1,0 +1,59 @@
+"""What to load and in which precision."""
+
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import Field
+
+from octavo.config.base import ConfigModel
+
+
+class DType(StrEnum):
+    """Precision of the weights and of the activations."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+class LoadConfig(ConfigModel):
+    """The model named on the command line and how to read it."""
+
+    model: str | None = Field(
+        default=None,
+        description="A directory in Hugging Face format, a GGUF file, or a hub id. "
+        "Without it the starter model is served.",
+    )
+    tokenizer: str | None = Field(
+        default=None, description="Directory or hub id of the tokenizer; default: the model's own."
+    )
+    revision: str | None = Field(
+        default=None, description="Branch, tag or commit of a hub id; default: the main branch."
+    )
+    download_dir: str | None = Field(
+        default=None, description="Where hub downloads are kept; default: the Hugging Face cache."
+    )
+    dtype: DType = Field(
+        default=DType.AUTO, description="Precision; auto takes that of the checkpoint."
+    )
+    load_format: Literal["auto", "safetensors", "gguf", "dummy"] = Field(
+        default="auto",
+        description="How to read the weights; dummy makes random ones, for measuring only.",
+    )
+    max_model_len: int | None = Field(
+        default=None,
+        ge=1,
+        description="Longest context in tokens; default: the model's limit, "
+        "reduced to what the cache holds.",
+    )
+    generation_config: str = Field(
+        default="auto",
+        description="Where sampling defaults come from: auto (the checkpoint's "
+        "generation_config.json), none, or a directory.",
+    )
+    seed: int | None = Field(
+        default=None,
+        description="Fixes the draws of requests without a seed of their own; "
+        "default: they differ from run to run.",
+    )

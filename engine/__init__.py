@@ -1,0 +1,1 @@
+"""The engine: synchronous, without HTTP or asyncio."""

@@ -1,0 +1,1 @@
+"""Facts of a step that attention needs, and the layer that uses them."""

@@ -1,0 +1,1 @@
+"""Blocks, block tables and their sharing; no torch."""

@@ -1,0 +1,1 @@
+"""Values that the parts of the engine hand to each other; no torch."""

@@ -1,0 +1,80 @@
+"""The error tree. Everything Octavo raises on purpose is one of these.
+
+OctavoError
+|-- ConfigurationError      the start stops; the message names the flag and a value that works
+|   `-- CheckpointError     a model file is missing, damaged or of a kind that is not supported
+|-- RequestError            the client's fault; carries `param` and `code` for the error body
+|   |-- InvalidRequestError     malformed, out of range, contradictory
+|   |-- UnsupportedParameterError   known, would change the output, not built
+|   |-- ContextLengthError      prompt plus wanted tokens do not fit
+|   `-- ModelNotFoundError      the named model is not served
+|-- QueueFullError          overload: the waiting queue is full
+|-- RequestFailedError      one request failed inside the engine; all others go on
+`-- EngineDeadError         the engine stopped for good
+
+`server/errors.py` is the only place that maps them to HTTP.
+"""
+
+
+class OctavoError(Exception):
+    """Base of all errors that Octavo raises on purpose."""
+
+
+class ConfigurationError(OctavoError):
+    """The server cannot start as configured."""
+
+
+class CheckpointError(ConfigurationError):
+    """A checkpoint cannot be loaded."""
+
+
+class RequestError(OctavoError):
+    """A request that cannot be served as sent.
+
+    `param` is the field at fault or None; `code` is the machine-readable code or None.
+    """
+
+    code: str | None = None
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class InvalidRequestError(RequestError):
+    """A field is malformed, out of range or contradicts another."""
+
+
+class UnsupportedParameterError(RequestError):
+    """A known field whose effect is not built; ignoring it would change the output silently."""
+
+    code = "unsupported_parameter"
+
+
+class ContextLengthError(RequestError):
+    """The prompt and the tokens asked for do not fit into the context."""
+
+    code = "context_length_exceeded"
+
+
+class ModelNotFoundError(RequestError):
+    """The request names a model that is not served."""
+
+    code = "model_not_found"
+
+
+class QueueFullError(OctavoError):
+    """The waiting queue is full; try again after `retry_after` seconds."""
+
+    def __init__(self, message: str, retry_after: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class RequestFailedError(OctavoError):
+    """One request failed inside the engine."""
+
+
+class EngineDeadError(OctavoError):
+    """The engine stopped and cannot serve any more requests."""

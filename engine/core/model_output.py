@@ -1,0 +1,35 @@
+"""What the worker gives back for one step."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-softmax of the raw logits at one position.
+
+    `rank` is 1 for the best token. `top` holds the best alternatives as (id, logprob), best first.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOutput:
+    """Results per seq_id.
+
+    `sampled`: the ids drawn, for every scheduled sequence with `sample` and for each of its forks.
+    `logprobs`: one entry per sampled id, where asked for.
+    `prompt_logprobs`: entries for the prompt positions whose *next* prompt token was scored in
+    this step, in order, where asked for.
+    `failed`: sequences whose row could not be used (NaN logits), with a reason; they have no
+    entry in `sampled`.
+    """
+
+    sampled: Mapping[int, tuple[int, ...]]
+    logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+    prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+    failed: Mapping[int, str] = field(default_factory=dict)

@@ -1,0 +1,141 @@
+"""Request and Sequence: what a client asked for, and each token list generated for it."""
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from octavo.engine.core.sampling_params import SamplingParams
+
+
+class SequenceStatus(StrEnum):
+    """Where a sequence stands; `_LEGAL_MOVES` lists the moves."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended. The first two are seen by clients."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+_LEGAL_MOVES = {
+    (SequenceStatus.WAITING, SequenceStatus.RUNNING),
+    (SequenceStatus.RUNNING, SequenceStatus.WAITING),
+    (SequenceStatus.WAITING, SequenceStatus.FINISHED),
+    (SequenceStatus.RUNNING, SequenceStatus.FINISHED),
+}
+
+
+class Sequence:
+    """One token list being generated. Only the scheduler changes it.
+
+    `num_computed_tokens` is the number of leading tokens whose K and V are in the cache. A step
+    lets it catch up with `num_tokens`; prefill, chunks, hits, resume and decode are all this.
+    """
+
+    __slots__ = (
+        "_token_ids",
+        "finish_reason",
+        "index",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_prompt_tokens",
+        "request",
+        "seq_id",
+        "status",
+        "stop_reason",
+    )
+
+    def __init__(
+        self, seq_id: int, request: "Request", index: int, token_ids: SequenceOf[int]
+    ) -> None:
+        self.seq_id = seq_id
+        self.request = request
+        self.index = index
+        self._token_ids = list(token_ids)
+        self.num_prompt_tokens = len(request.prompt_token_ids)
+        self.num_computed_tokens = 0
+        self.num_cached_tokens = 0
+        self.status = SequenceStatus.WAITING
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | None = None
+
+    @property
+    def token_ids(self) -> SequenceOf[int]:
+        """Prompt and generated ids, in order; a view, not to be changed."""
+        return self._token_ids
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens: prompt and generated."""
+        return len(self._token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Generated tokens."""
+        return len(self._token_ids) - self.num_prompt_tokens
+
+    @property
+    def finished(self) -> bool:
+        """True once the sequence has ended."""
+        return self.status is SequenceStatus.FINISHED
+
+    def append_tokens(self, token_ids: SequenceOf[int]) -> None:
+        """Add sampled ids."""
+        self._token_ids.extend(token_ids)
+
+    def advance(self, num_tokens: int) -> None:
+        """Record that `num_tokens` more tokens have their K and V in the cache."""
+        self.num_computed_tokens += num_tokens
+        assert self.num_computed_tokens <= self.num_tokens
+
+    def run(self) -> None:
+        """WAITING -> RUNNING."""
+        self._move(SequenceStatus.RUNNING)
+
+    def preempt(self) -> None:
+        """RUNNING -> WAITING; the tokens stay, their K and V are given up."""
+        self._move(SequenceStatus.WAITING)
+        self.num_computed_tokens = 0
+
+    def finish(self, reason: FinishReason, stop_reason: int | None = None) -> None:
+        """End the sequence. `stop_reason` is the client's stop id that matched, if one did."""
+        self._move(SequenceStatus.FINISHED)
+        self.finish_reason = reason
+        self.stop_reason = stop_reason
+
+    def _move(self, status: SequenceStatus) -> None:
+        assert (self.status, status) in _LEGAL_MOVES, (self.seq_id, self.status, status)
+        self.status = status
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """What a client asked for one prompt. `sequences` grows at a fork and by nothing else.
+
+    `seed` is always set: the client's own, or one that the engine drew.
+    `arrival_time` and `scheduled_time` (when it first ran) are `time.monotonic()` seconds.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    arrival_time: float
+    priority: int = 0
+    cache_salt: str | None = None
+    scheduled_time: float | None = None
+    sequences: list[Sequence] = field(default_factory=list)
+
+    @property
+    def finished(self) -> bool:
+        """True once all sequences that will ever exist have ended."""
+        return len(self.sequences) == self.params.num_sequences and all(
+            sequence.finished for sequence in self.sequences
+        )

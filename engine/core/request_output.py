@@ -1,0 +1,49 @@
+"""What leaves the engine thread after a step."""
+
+from dataclasses import dataclass
+
+from octavo.engine.core.model_output import TokenLogprobs
+from octavo.engine.core.request import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceDelta:
+    """New ids of one choice since its last delta.
+
+    `finish_reason` is set on the one terminal delta of the choice; nothing follows it.
+    `stop_reason` is the client's stop id that matched. `error` is set with FinishReason.ERROR.
+    `num_cached_tokens` is the number of prompt tokens taken from the prefix cache.
+    `scheduled_time` is the `time.monotonic()` second at which the request first ran; None before.
+    `prompt_logprobs` arrives once, on the first delta of choice 0, where asked for.
+    """
+
+    request_id: str
+    index: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    error: str | None = None
+    num_cached_tokens: int = 0
+    scheduled_time: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot taken by the engine thread after a step; counters only ever grow."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_blocks: int = 0
+    num_used_blocks: int = 0
+    num_preemptions: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    num_steps: int = 0
+    last_step_tokens: int = 0
+
+    @property
+    def kv_cache_usage(self) -> float:
+        """Share of the blocks that at least one sequence holds, 0 to 1."""
+        return self.num_used_blocks / self.num_blocks if self.num_blocks else 0.0

@@ -1,0 +1,86 @@
+"""What one request asks of the sampler and of the end of its text."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from octavo.engine.core.errors import InvalidRequestError
+
+MAX_CHOICES = 128
+MAX_STOP_STRINGS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Frozen and validated; field names and ranges are those of the HTTP API.
+
+    `max_tokens` is resolved by the caller (never None): the engine needs no default of its own.
+    `seed` None means that the engine draws one. `logprobs` and `prompt_logprobs` are the number
+    of best alternatives wanted per token; 0 asks for the token's own value only, None for nothing.
+    `bad_words_token_ids` holds the token sequences that must not be produced.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    n: int = 1
+    best_of: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        _check_range("max_tokens", self.max_tokens, 0, None)
+        _check_range("min_tokens", self.min_tokens, 0, self.max_tokens)
+        _check_range("n", self.n, 1, MAX_CHOICES)
+        if self.best_of is not None:
+            _check_range("best_of", self.best_of, self.n, MAX_CHOICES)
+        _check_range("temperature", self.temperature, 0, 2)
+        _check_range("top_p", self.top_p, 0, 1)
+        _check_range("top_k", self.top_k, -1, None)
+        _check_range("min_p", self.min_p, 0, 1)
+        _check_range("presence_penalty", self.presence_penalty, -2, 2)
+        _check_range("frequency_penalty", self.frequency_penalty, -2, 2)
+        if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
+            raise InvalidRequestError(
+                "repetition_penalty must be a finite number above 0", "repetition_penalty"
+            )
+        if self.seed is not None:
+            _check_range("seed", self.seed, -(2**63), 2**63 - 1)
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidRequestError(f"stop takes at most {MAX_STOP_STRINGS} strings", "stop")
+        if "" in self.stop:
+            raise InvalidRequestError("stop must not hold an empty string", "stop")
+
+    @property
+    def num_sequences(self) -> int:
+        """How many sequences the engine generates for the request."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def greedy(self) -> bool:
+        """True when the highest logit is taken (lowest id on a tie)."""
+        return self.temperature == 0.0 or self.top_p == 0.0
+
+
+def _check_range(name: str, value: float, low: float, high: float | None) -> None:
+    if not math.isfinite(value):
+        raise InvalidRequestError(f"{name} must be a finite number", name)
+    if value < low or (high is not None and value > high):
+        bounds = f"at least {low}" if high is None else f"between {low} and {high}"
+        raise InvalidRequestError(f"{name} must be {bounds}, got {value}", name)

@@ -1,0 +1,1 @@
+"""From the plan of a step to its results."""

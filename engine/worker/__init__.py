@@ -1,0 +1,1 @@
+"""Rows, batches, cache tensors, sampling: what one device runs."""

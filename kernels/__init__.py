@@ -1,0 +1,1 @@
+"""The maths behind one door, `octavo.kernels.ops`."""

@@ -1,0 +1,1 @@
+"""Plain-torch kernels: production code where nothing faster fits, and the oracle of the rest."""
