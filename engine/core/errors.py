@@ -7,8 +7,12 @@ OctavoError
 |   |-- InvalidRequestError     malformed, out of range, contradictory
 |   |-- UnsupportedParameterError   known, would change the output, not built
 |   |-- ContextLengthError      prompt plus wanted tokens do not fit
-|   `-- ModelNotFoundError      the named model is not served
+|   |-- ModelNotFoundError      the named model is not served
+|   `-- BodyTooLargeError       the body is above the limit
 |-- QueueFullError          overload: the waiting queue is full
+|-- NotReadyError           the server is starting or draining
+|-- RequestTimeoutError     the time limit of one request was reached
+|-- ClientDisconnectedError the client went away before its answer
 |-- RequestFailedError      one request failed inside the engine; all others go on
 `-- EngineDeadError         the engine stopped for good
 
@@ -64,12 +68,35 @@ class ModelNotFoundError(RequestError):
     code = "model_not_found"
 
 
+class BodyTooLargeError(RequestError):
+    """The body is larger than the server accepts."""
+
+    code = "request_too_large"
+
+
 class QueueFullError(OctavoError):
     """The waiting queue is full; try again after `retry_after` seconds."""
 
     def __init__(self, message: str, retry_after: int = 1) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class NotReadyError(OctavoError):
+    """No work is taken now; `code` is server_starting or server_draining."""
+
+    def __init__(self, message: str, code: str, retry_after: int) -> None:
+        super().__init__(message)
+        self.code = code
+        self.retry_after = retry_after
+
+
+class RequestTimeoutError(OctavoError):
+    """A request did not end within the time limit of the server."""
+
+
+class ClientDisconnectedError(OctavoError):
+    """The client went away; nobody reads the answer."""
 
 
 class RequestFailedError(OctavoError):

@@ -1,0 +1,135 @@
+"""The HTTP side: where it listens, who may ask, how much is taken and what is logged."""
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from octavo.config.base import ConfigModel
+
+MIB = 1024 * 1024
+
+
+class ServerConfig(ConfigModel):
+    """Listening, access, limits, chat and logs."""
+
+    host: str = Field(default="127.0.0.1", description="Address to listen on.")
+    port: int = Field(default=8000, ge=0, le=65535, description="Port; 0 takes any free one.")
+    uds: str | None = Field(
+        default=None, description="Path of a Unix socket to listen on instead of host and port."
+    )
+    root_path: str = Field(
+        default="", description="Path prefix that a proxy in front takes away before it forwards."
+    )
+    timeout_keep_alive: int = Field(
+        default=120, ge=1, description="Seconds an idle HTTP connection stays open."
+    )
+    sse_keep_alive: float = Field(
+        default=15,
+        ge=0,
+        description="Seconds of silence in a stream before a comment line is sent; 0 is never.",
+    )
+    max_body_size: int = Field(
+        default=32 * MIB, ge=1, description="Largest request body, in bytes."
+    )
+    ssl_keyfile: str | None = Field(default=None, description="Private key file for HTTPS.")
+    ssl_certfile: str | None = Field(default=None, description="Certificate file for HTTPS.")
+    ssl_ca_certs: str | None = Field(
+        default=None, description="CA file; clients must then show a certificate signed by it."
+    )
+    disable_fastapi_docs: bool = Field(
+        default=False, description="Serve neither /docs and /redoc nor /openapi.json."
+    )
+
+    allowed_origins: tuple[str, ...] = Field(
+        default=("*",), description="Origins that browsers may call from (CORS)."
+    )
+    allowed_methods: tuple[str, ...] = Field(
+        default=("*",), description="Methods that browsers may use (CORS)."
+    )
+    allowed_headers: tuple[str, ...] = Field(
+        default=("*",), description="Headers that browsers may send (CORS)."
+    )
+    allow_credentials: bool = Field(
+        default=False, description="Let browsers send cookies and the like (CORS)."
+    )
+
+    api_key: tuple[str, ...] = Field(
+        default=(), description="Key that clients must send as a bearer token; any one of several."
+    )
+    api_key_file: str | None = Field(
+        default=None, description="File with one key a line, in addition to --api-key."
+    )
+    max_num_queued_reqs: int = Field(
+        default=1024,
+        ge=0,
+        description="Requests that may wait beyond --max-num-seqs before new ones get 429.",
+    )
+    max_num_queued_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="Prompt tokens that may wait before new requests get 429; default: no limit.",
+    )
+    request_timeout: float | None = Field(
+        default=None,
+        gt=0,
+        description="Seconds after which a request ends with 408; default: no limit.",
+    )
+    shutdown_timeout: float = Field(
+        default=30, ge=0, description="Seconds that accepted requests get after SIGTERM."
+    )
+    watchdog_timeout: float = Field(
+        default=300, gt=0, description="Seconds after which a step counts as hung, ending the engine."
+    )
+
+    served_model_name: tuple[str, ...] = Field(
+        default=(), description="Name that clients may give as model; default: the model's own."
+    )
+    chat_template: str | None = Field(
+        default=None,
+        description="Chat template: a file, or the Jinja text itself; default: the model's own.",
+    )
+    chat_template_content_format: Literal["auto", "string", "openai"] = Field(
+        default="auto", description="Whether the template gets message content as text or as parts."
+    )
+    default_chat_template_kwargs: dict[str, Any] | None = Field(
+        default=None, description="JSON object of variables for every chat template."
+    )
+    trust_request_chat_template: bool = Field(
+        default=False, description="Let requests bring a chat_template of their own."
+    )
+    max_logprobs: int = Field(
+        default=20, ge=0, description="Most alternatives per token that a request may ask for."
+    )
+    return_tokens_as_token_ids: bool = Field(
+        default=False, description="Write tokens in logprobs as token_id:N by default."
+    )
+    clamp_max_tokens: bool = Field(
+        default=False, description="Cut a max_tokens that does not fit instead of refusing it."
+    )
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least level that is logged."
+    )
+    log_format: Literal["text", "json"] = Field(default="text", description="Form of a log line.")
+    enable_log_requests: bool = Field(
+        default=False, description="Log the settings of each request, never its text."
+    )
+    disable_access_log_for_endpoints: tuple[str, ...] = Field(
+        default=(), description="Path that the access log leaves out."
+    )
+    disable_log_stats: bool = Field(
+        default=False, description="Leave out the regular line of statistics."
+    )
+    log_stats_interval: float = Field(
+        default=10, gt=0, description="Seconds between two lines of statistics."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
+            raise ValueError("--ssl-keyfile and --ssl-certfile belong together; give both or none")
+        if self.ssl_ca_certs is not None and self.ssl_certfile is None:
+            raise ValueError("--ssl-ca-certs needs --ssl-keyfile and --ssl-certfile")
+        if any(key.strip() == "" for key in self.api_key):
+            raise ValueError("--api-key must not be empty")
+        return self

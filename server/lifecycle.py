@@ -1,0 +1,74 @@
+"""Where the server stands: starting, ready, draining or failed."""
+
+from enum import StrEnum
+
+from octavo.engine.core.errors import EngineDeadError, NotReadyError
+
+_STARTING_RETRY_S = 5
+_DRAINING_RETRY_S = 10
+
+
+class Phase(StrEnum):
+    """The phases that the health routes show."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+class Lifecycle:
+    """The server's phase. Used on the event loop thread only.
+
+    FAILED is final: a server that failed may be stopped, but its exit code stays 1.
+    """
+
+    def __init__(self) -> None:
+        self._phase = Phase.STARTING
+        self._failure: str | None = None
+
+    @property
+    def phase(self) -> Phase:
+        """The phase now."""
+        return self._phase
+
+    @property
+    def failure(self) -> str | None:
+        """Why the server failed, for logs."""
+        return self._failure
+
+    @property
+    def exit_code(self) -> int:
+        """What the process answers with when it is stopped now."""
+        return 1 if self._phase is Phase.FAILED else 0
+
+    def mark_ready(self) -> None:
+        """The model answers; does nothing when the server is already stopping or failed."""
+        if self._phase is Phase.STARTING:
+            self._phase = Phase.READY
+
+    def mark_draining(self) -> None:
+        """New requests are refused from now on; those accepted go on."""
+        if self._phase is not Phase.FAILED:
+            self._phase = Phase.DRAINING
+
+    def mark_failed(self, reason: str) -> None:
+        """The engine is gone for good. The first reason is kept."""
+        if self._phase is not Phase.FAILED:
+            self._phase = Phase.FAILED
+            self._failure = reason
+
+    def check(self) -> None:
+        """Raise NotReadyError or EngineDeadError unless requests are served."""
+        if self._phase is Phase.STARTING:
+            raise NotReadyError(
+                "The server is starting; the model is not loaded yet",
+                "server_starting",
+                _STARTING_RETRY_S,
+            )
+        if self._phase is Phase.DRAINING:
+            raise NotReadyError(
+                "The server is shutting down", "server_draining", _DRAINING_RETRY_S
+            )
+        if self._phase is Phase.FAILED:
+            raise EngineDeadError("The engine has failed and serves no more requests")

@@ -1,0 +1,69 @@
+"""What the routes find in `app.state.octavo`.
+
+A route that does work asks `state.require_serving()` first (it raises NotReadyError or
+EngineDeadError), then takes its place with `serving.admission.admit()`, and only then reads its
+body. Size limits and keys are checked by the middlewares around all routes.
+"""
+
+from dataclasses import dataclass
+
+from starlette.requests import HTTPConnection
+
+from octavo.config.server import ServerConfig
+from octavo.server.admission import Admission
+from octavo.server.async_engine import AsyncEngine
+from octavo.server.chat_service import ChatService
+from octavo.server.completion_service import CompletionService
+from octavo.server.lifecycle import Lifecycle
+from octavo.server.metrics import ServerMetrics
+from octavo.server.served_model import ServedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What exists once the model is loaded."""
+
+    engine: AsyncEngine
+    model: ServedModel
+    admission: Admission
+    chat: ChatService
+    completions: CompletionService
+
+
+@dataclass(slots=True)
+class AppState:
+    """One per application; `serving` is set when the server becomes ready."""
+
+    config: ServerConfig
+    lifecycle: Lifecycle
+    metrics: ServerMetrics
+    serving: Serving | None = None
+
+    def require_serving(self) -> Serving:
+        """Return what serves requests. Raises NotReadyError or EngineDeadError."""
+        self.lifecycle.check()
+        assert self.serving is not None
+        return self.serving
+
+
+def build_serving(
+    engine: AsyncEngine, model: ServedModel, config: ServerConfig, max_num_seqs: int
+) -> Serving:
+    """Wire the services around a running engine."""
+    return Serving(
+        engine=engine,
+        model=model,
+        admission=Admission(
+            capacity=max_num_seqs + config.max_num_queued_reqs,
+            max_queued_tokens=config.max_num_queued_tokens,
+            queued_tokens=engine.num_waiting_tokens,
+        ),
+        chat=ChatService(engine, model, config),
+        completions=CompletionService(engine, model, config),
+    )
+
+
+def get_state(connection: HTTPConnection) -> AppState:
+    """Return the application's state; usable as a FastAPI dependency."""
+    state: AppState = connection.app.state.octavo
+    return state
