@@ -1,0 +1,50 @@
+"""The functions that every back end offers; `octavo.kernels.ops` documents each of them."""
+
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from octavo.kernels.attention_args import PagedBatch
+
+
+class Kernels(Protocol):
+    """A module with these functions is a back end; `packed` is opaque to all but its maker."""
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Any: ...  # noqa: ANN401
+
+    def linear(self, x: Tensor, packed: Any) -> Tensor: ...  # noqa: ANN401
+
+    def embedding(self, ids: Tensor, weight: Tensor) -> Tensor: ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def rotary_embedding(
+        self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def write_kv_cache(
+        self, k: Tensor, v: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+    ) -> None: ...
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        batch: PagedBatch,
+        scale: float,
+        window: int | None,
+        soft_cap: float | None,
+    ) -> Tensor: ...
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor: ...
+
+    def gelu_and_mul(self, gate_up: Tensor, tanh: bool) -> Tensor: ...
+
+    def copy_blocks(
+        self, key_cache: Tensor, value_cache: Tensor, src: Tensor, dst: Tensor
+    ) -> None: ...

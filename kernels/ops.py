@@ -1,0 +1,148 @@
+"""The only door to the kernels.
+
+Every function picks a back end by device, dtype and shape, and all back ends give the same values
+up to rounding. Shapes use these letters:
+
+T tokens of a step   S sequences   Hq query heads   Hkv key/value heads (Hq is a multiple of it)
+D head size          N, K output and input features of a linear layer
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from octavo.kernels import reference
+from octavo.kernels.attention_args import PagedBatch
+from octavo.kernels.backend import Kernels
+
+_reference_only: ContextVar[bool] = ContextVar("reference_only", default=False)
+
+
+@contextmanager
+def reference_only() -> Iterator[None]:
+    """Within it, and in this thread only, every op runs (and packs) with the reference back end."""
+    token = _reference_only.set(True)
+    try:
+        yield
+    finally:
+        _reference_only.reset(token)
+
+
+def _backend(x: Tensor) -> Kernels:
+    """The back end for tensors like `x`; the one place where it is chosen."""
+    if _reference_only.get():
+        return reference
+    return reference
+
+
+@dataclass(frozen=True, slots=True)
+class LinearWeight:
+    """The weight (and bias) of a linear layer, laid out as one back end wants it.
+
+    `shape` is (N, K) and `dtype` the precision of the weight that was packed.
+    """
+
+    kernels: Kernels
+    packed: Any
+    shape: tuple[int, int]
+    dtype: torch.dtype
+
+
+def pack_linear(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
+    """Prepares `weight` [N, K] and `bias` [N] for `linear`; once, at load.
+
+    The result may share memory with `weight`, so the caller must not write to it afterwards.
+    """
+    kernels = _backend(weight)
+    rows, columns = weight.shape
+    return LinearWeight(kernels, kernels.pack_linear(weight, bias), (rows, columns), weight.dtype)
+
+
+def linear(x: Tensor, weight: LinearWeight) -> Tensor:
+    """x [T, K] times the transposed weight, plus bias: [T, N] in the dtype of `x`.
+
+    Sums are kept in fp32 and rounded once.
+    """
+    return weight.kernels.linear(x, weight.packed)
+
+
+def embedding(ids: Tensor, weight: Tensor) -> Tensor:
+    """Rows `ids` [T] of `weight` [V, K]: [T, K]."""
+    return _backend(weight).embedding(ids, weight)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension of `x`, any leading shape.
+
+    Llama's rounding: the quotient is formed in fp32, rounded to the dtype of `x`, then multiplied.
+    """
+    return _backend(x).rms_norm(x, weight, eps)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(rms_norm(s), s) with s = x + residual, rounded once to their dtype; all [T, K]."""
+    return _backend(x).add_rms_norm(x, residual, weight, eps)
+
+
+def rotary_embedding(
+    q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Rotates q [T, Hq, D] and k [T, Hkv, D] by row `positions` [T] of the table `cos_sin`.
+
+    `cos_sin` is fp32 [P, R]: R / 2 cosines, then R / 2 sines, for the first R <= D components of
+    each head; the others pass through. Component i is paired with i + R / 2 (NeoX halves). The
+    rotation runs in fp32 and is rounded once.
+    """
+    return _backend(q).rotary_embedding(q, k, positions, cos_sin)
+
+
+def write_kv_cache(
+    k: Tensor, v: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+) -> None:
+    """Stores k and v [T, Hkv, D] in the caches [blocks, Hkv, block_size, D], in place.
+
+    `slot_mapping` int64 [T] is block id * block_size + row; a negative slot skips its token.
+    """
+    _backend(k).write_kv_cache(k, v, key_cache, value_cache, slot_mapping)
+
+
+def paged_attention(
+    q: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    batch: PagedBatch,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+) -> Tensor:
+    """Causal attention of q [T, Hq, D] over the cached keys and values: [T, Hq, D].
+
+    The last query token of a sequence is its token seq_len - 1. With `window` w a token sees
+    itself and the w - 1 tokens before it. Scores are q.k * scale, bounded by
+    soft_cap * tanh(score / soft_cap) where given; softmax and sums in fp32. Cache rows that were
+    never written may hold anything, NaN included. A sequence with seq_len 0 gives zeros.
+    """
+    return _backend(q).paged_attention(q, key_cache, value_cache, batch, scale, window, soft_cap)
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up for gate_up [T, 2 * N], the gate in the first half: [T, N]."""
+    return _backend(gate_up).silu_and_mul(gate_up)
+
+
+def gelu_and_mul(gate_up: Tensor, tanh: bool) -> Tensor:
+    """gelu(gate) * up as `silu_and_mul`; `tanh` picks the tanh approximation of gelu."""
+    return _backend(gate_up).gelu_and_mul(gate_up, tanh)
+
+
+def copy_blocks(key_cache: Tensor, value_cache: Tensor, src: Tensor, dst: Tensor) -> None:
+    """Copies blocks `src` [n] to blocks `dst` [n] (int64 ids) in both caches, in place.
+
+    All reads come before all writes; `dst` holds no id twice.
+    """
+    _backend(key_cache).copy_blocks(key_cache, value_cache, src, dst)

@@ -1,0 +1,23 @@
+"""Writes and copies within the paged cache."""
+
+from torch import Tensor
+
+
+def write_kv_cache(
+    k: Tensor, v: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+) -> None:
+    """See `octavo.kernels.ops.write_kv_cache`."""
+    keep = slot_mapping >= 0
+    if not bool(keep.all()):
+        k, v, slot_mapping = k[keep], v[keep], slot_mapping[keep]
+    block_size = key_cache.shape[2]
+    blocks = slot_mapping // block_size
+    rows = slot_mapping % block_size
+    key_cache[blocks, :, rows] = k.to(key_cache.dtype)
+    value_cache[blocks, :, rows] = v.to(value_cache.dtype)
+
+
+def copy_blocks(key_cache: Tensor, value_cache: Tensor, src: Tensor, dst: Tensor) -> None:
+    """See `octavo.kernels.ops.copy_blocks`."""
+    for cache in (key_cache, value_cache):
+        cache.index_copy_(0, dst, cache.index_select(0, src))
