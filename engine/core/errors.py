@@ -8,7 +8,8 @@ OctavoError
 |   |-- UnsupportedParameterError   known, would change the output, not built
 |   |-- ContextLengthError      prompt plus wanted tokens do not fit
 |   |-- ModelNotFoundError      the named model is not served
-|   `-- BodyTooLargeError       the body is above the limit
+|   |-- BodyTooLargeError       the body is above the limit
+|   `-- UnsupportedMediaTypeError   the body is not JSON by its content type
 |-- QueueFullError          overload: the waiting queue is full
 |-- NotReadyError           the server is starting or draining
 |-- RequestTimeoutError     the time limit of one request was reached
@@ -72,6 +73,12 @@ class BodyTooLargeError(RequestError):
     """The body is larger than the server accepts."""
 
     code = "request_too_large"
+
+
+class UnsupportedMediaTypeError(RequestError):
+    """The content type of the body is missing or not JSON in UTF-8."""
+
+    code = "unsupported_media_type"
 
 
 class QueueFullError(OctavoError):
