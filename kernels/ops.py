@@ -19,6 +19,8 @@ from torch import Tensor
 from octavo.kernels import reference
 from octavo.kernels.attention_args import PagedBatch
 from octavo.kernels.backend import Kernels
+from octavo.kernels.reference import sampling
+from octavo.kernels.sampling_args import SamplingFilters, ScoredTokens
 
 _reference_only: ContextVar[bool] = ContextVar("reference_only", default=False)
 
@@ -146,3 +148,40 @@ def copy_blocks(key_cache: Tensor, value_cache: Tensor, src: Tensor, dst: Tensor
     All reads come before all writes; `dst` holds no id twice.
     """
     _backend(key_cache).copy_blocks(key_cache, value_cache, src, dst)
+
+
+# Sampling: one implementation for all devices. R rows of logits, V ids, N draws.
+
+
+def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The highest of each row of `logits` [R, V] and its id, the lowest one on a tie: two [R].
+
+    A row that holds NaN gives NaN.
+    """
+    return sampling.argmax(logits)
+
+
+def draw(logits: Tensor, rows: Tensor, temperature: Tensor, uniforms: Tensor) -> Tensor:
+    """Draws ids from softmax(logits / temperature): int64 [N].
+
+    `logits` fp32 [R, V], `rows` int64 [N] (a row may occur often), `temperature` fp32 [N],
+    `uniforms` float64 [N] in [0, 1): the inverse CDF, in order of ids, is taken there. Rows must
+    have a finite maximum. A token of probability 0 is never drawn.
+    """
+    return sampling.draw(logits, rows, temperature, uniforms)
+
+
+def draw_filtered(
+    logits: Tensor, rows: Tensor, filters: SamplingFilters, uniforms: Tensor
+) -> Tensor:
+    """As `draw`, after temperature, min_p, top_k and top_p in this order: int64 [N].
+
+    Each filter works on what the one before left, renormalized. The inverse CDF runs from the best
+    token down, the lower id first on a tie.
+    """
+    return sampling.draw_filtered(logits, rows, filters, uniforms)
+
+
+def score_tokens(logits: Tensor, token_ids: Tensor, num_top: int) -> ScoredTokens:
+    """Log-softmax of `token_ids` [N] under `logits` fp32 [N, V], with the `num_top` best ids."""
+    return sampling.score_tokens(logits, token_ids, num_top)

@@ -1,0 +1,211 @@
+"""Drawing tokens from logits without sorting the vocabulary.
+
+R rows of logits, V ids, N draws. A row's result depends on that row and its own settings only.
+
+A draw is an inverse CDF: with weights w in a fixed order and one uniform u in [0, 1), the token is
+the first whose running sum exceeds u * sum(w). A weight of 0 never raises the running sum, so such
+a token is never drawn, and u < 1 keeps the target below the total. The order is that of the ids
+for plain draws, and best first (ties to the lowest id) for filtered ones.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.sampling_args import SamplingFilters, ScoredTokens
+
+# Ids are searched in two levels: sums and maxima of blocks vectorise, a long running sum does not.
+_BLOCK = 256
+# Filtered draws look at this many best tokens; the next number, and in the end the whole
+# vocabulary, is for the rows for which that was too few.
+_PREFIXES = (256, 4096)
+# Most logits per slice of draws, which bounds the temporaries (8 bytes each).
+_SLICE_ELEMENTS = 1 << 20
+
+
+def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """See `octavo.kernels.ops.argmax`."""
+    width = logits.shape[1]
+    maxima = _block_reduce(logits, "amax")
+    # argmax takes the first of equal values and holds NaN for the largest.
+    block = maxima.argmax(-1, keepdim=True)
+    within = torch.arange(min(_BLOCK, width), device=logits.device)
+    ids = (block * _BLOCK + within).clamp_(max=width - 1)
+    candidates = logits.gather(1, ids)
+    best = candidates.argmax(-1, keepdim=True)
+    return candidates.gather(1, best).squeeze(1), ids.gather(1, best).squeeze(1)
+
+
+def draw(logits: Tensor, rows: Tensor, temperature: Tensor, uniforms: Tensor) -> Tensor:
+    """See `octavo.kernels.ops.draw`."""
+    ids = torch.empty_like(rows)
+    for part in _slices(rows.shape[0], logits.shape[1]):
+        weights = _weights(logits.index_select(0, rows[part]), temperature[part])
+        ids[part] = _inverse_cdf(weights, uniforms[part])
+    return ids
+
+
+def draw_filtered(
+    logits: Tensor, rows: Tensor, filters: SamplingFilters, uniforms: Tensor
+) -> Tensor:
+    """See `octavo.kernels.ops.draw_filtered`."""
+    width = logits.shape[1]
+    ids = torch.empty_like(rows)
+    pending = torch.arange(rows.shape[0], device=rows.device)
+    for count in (*(prefix for prefix in _PREFIXES if prefix < width), width):
+        undecided = []
+        for part in _slices(pending.shape[0], width):
+            draws = pending[part]
+            selected = logits.index_select(0, rows[draws])
+            drawn, decided = _draw_best_first(selected, filters.take(draws), uniforms[draws], count)
+            ids[draws] = drawn
+            undecided.append(draws[~decided])
+        pending = torch.cat(undecided)
+        if not pending.numel():
+            break
+    return ids
+
+
+def score_tokens(logits: Tensor, token_ids: Tensor, num_top: int) -> ScoredTokens:
+    """See `octavo.kernels.ops.score_tokens`."""
+    width = logits.shape[1]
+    total = logits.logsumexp(-1, keepdim=True)
+    chosen = token_ids.unsqueeze(1)
+    logit = logits.gather(1, chosen)
+    ids = torch.arange(width, device=logits.device)
+    ranks = 1 + ((logits > logit) | ((logits == logit) & (ids < chosen))).sum(-1)
+    values, top_ids = _best(logits, min(num_top, width))
+    return ScoredTokens((logit - total).squeeze(1), ranks, top_ids, values - total)
+
+
+def _slices(count: int, width: int) -> list[slice]:
+    size = max(1, _SLICE_ELEMENTS // width)
+    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+def _block_reduce(x: Tensor, how: Literal["amax", "sum"]) -> Tensor:
+    """Maxima or float64 sums of x [R, V] over blocks of ids; the last block is short."""
+    blocks = x.shape[1] // _BLOCK
+    even, odd = x[:, : blocks * _BLOCK], x[:, blocks * _BLOCK :]
+    parts = [even.view(x.shape[0], blocks, _BLOCK), odd.unsqueeze(1)]
+    return torch.cat(
+        [
+            part.amax(-1) if how == "amax" else part.sum(-1, dtype=torch.float64)
+            for part in parts
+            if part.numel()
+        ],
+        1,
+    )
+
+
+def _weights(scratch: Tensor, temperature: Tensor) -> Tensor:
+    """exp((x - max x) / temperature) of each row, in place; the best token has weight 1."""
+    scratch.sub_(_block_reduce(scratch, "amax").amax(-1, keepdim=True))
+    return scratch.div_(temperature.unsqueeze(1)).exp_()
+
+
+def _inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """Draws in order of ids from unnormalized weights [N, V]: int64 [N]."""
+    width = weights.shape[1]
+    running = _block_reduce(weights, "sum").cumsum(1)
+    target = uniforms.unsqueeze(1) * running[:, -1:]
+    block = torch.searchsorted(running, target, right=True)
+    before = torch.where(block > 0, running.gather(1, (block - 1).clamp_(min=0)), 0.0)
+
+    ids = block * _BLOCK + torch.arange(min(_BLOCK, width), device=weights.device)
+    inside = weights.gather(1, ids.clamp(max=width - 1)).double()
+    inside = (inside * (ids < width)).cumsum_(1)
+    place = torch.searchsorted(inside, target - before, right=True)
+    # Rounding may leave the target at the end of the block: then its last possible token is meant,
+    # which is where the running sum reaches its maximum for the first time.
+    last = inside.argmax(-1, keepdim=True)
+    return ids.gather(1, torch.minimum(place, last)).squeeze(1)
+
+
+def _best(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` best (logits, ids) of each row, best first, ties to the lowest id."""
+    if count == 0:
+        empty = logits.new_empty((logits.shape[0], 0))
+        return empty, empty.long()
+    values, ids, certain = _leading(logits, count)
+    values, ids = values[:, :count].contiguous(), ids[:, :count].contiguous()
+    unsure = torch.nonzero(certain < count).squeeze(1)
+    if unsure.numel():
+        ordered, all_ids, _ = _leading(logits[unsure], logits.shape[1])
+        values[unsure], ids[unsure] = ordered[:, :count], all_ids[:, :count]
+    return values, ids
+
+
+def _leading(logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Best values and ids [R, C] with C = min(count + 1, V), in exact order, and how many of each
+    row are certain [R]: topk takes any of equal values, so those that tie with the last are not,
+    unless all V are there.
+    """
+    width = logits.shape[1]
+    if count >= width:
+        values, ids = logits.sort(dim=-1, descending=True, stable=True)
+        return values, ids, torch.full_like(ids[:, 0], width)
+    values, ids = logits.topk(count + 1, dim=-1)
+    by_id = ids.argsort(-1)
+    values, order = values.gather(1, by_id).sort(dim=-1, descending=True, stable=True)
+    ids = ids.gather(1, by_id).gather(1, order)
+    return values, ids, (values > values[:, -1:]).sum(-1)
+
+
+def _draw_best_first(
+    logits: Tensor, filters: SamplingFilters, uniforms: Tensor, count: int
+) -> tuple[Tensor, Tensor]:
+    """Filtered draws from the `count` best tokens of each row of `logits` [N, V].
+
+    Returns ids [N] and whether those tokens were enough to decide, bool [N]; ids of other rows
+    mean nothing.
+    """
+    values, ids, certain = _leading(logits, count)
+    rest = None if count == logits.shape[1] else logits
+    kept, running = _keep(values, filters, rest)
+    decided = kept <= certain
+    last = (torch.minimum(kept, certain.clamp(min=1)) - 1).unsqueeze(1)
+    target = uniforms.unsqueeze(1) * running.gather(1, last)
+    place = torch.searchsorted(running, target, right=True)
+    return ids.gather(1, torch.minimum(place, last)).squeeze(1), decided
+
+
+def _keep(values: Tensor, filters: SamplingFilters, rest: Tensor | None) -> tuple[Tensor, Tensor]:
+    """How many of the best tokens survive min_p, then top_k, then top_p: int64 [N].
+
+    `values` [N, C] are the best logits, best first; `rest` the whole rows they were taken from, or
+    None when nothing is missing. A count above C says that C tokens were too few to tell. Also
+    returns the running sums of the weights, float64 [N, C].
+    """
+    columns = values.shape[1]
+    temperature = filters.temperature.double().unsqueeze(1)
+    weights = ((values.double() - values[:, :1]) / temperature).exp_()
+    running = weights.cumsum(1)
+    kept = ((weights > 0) & (weights >= filters.min_p.unsqueeze(1))).sum(-1)
+    if rest is not None:
+        kept = torch.where(kept == columns, columns + 1, kept)
+    kept = torch.where(filters.top_k > 0, torch.minimum(kept, filters.top_k), kept)
+    narrowing = filters.top_p < 1
+    if bool(narrowing.any()):
+        mass = running.gather(1, (kept.clamp(max=columns) - 1).unsqueeze(1)).squeeze(1)
+        if rest is not None:
+            mass = _open_mass(mass, kept > columns, filters, rest)
+        reached = torch.searchsorted(running, (filters.top_p * mass).unsqueeze(1)).squeeze(1) + 1
+        kept = torch.where(narrowing, torch.minimum(kept, reached), kept)
+    return kept, running
+
+
+def _open_mass(mass: Tensor, is_open: Tensor, filters: SamplingFilters, rest: Tensor) -> Tensor:
+    """`mass` with that of the open rows replaced by the weight of the whole row.
+
+    Where min_p or top_k leaves less than the whole row, but more than was looked at, the mass is
+    not known: infinite, so that top_p does not reach it.
+    """
+    rows = torch.nonzero(is_open).squeeze(1)
+    if not rows.numel():
+        return mass
+    weights = _weights(rest.index_select(0, rows), filters.temperature[rows])
+    whole = _block_reduce(weights, "sum").sum(-1)
+    unknown = (filters.min_p[rows] > 0) | (filters.top_k[rows] > 0)
+    return mass.index_copy(0, rows, whole.masked_fill(unknown, torch.inf))
