@@ -1,8 +1,56 @@
-"""The event loop's side of the engine: one stream of outputs per request."""
+"""The event loop's side of the engine: one stream of outputs per request.
 
-from dataclasses import dataclass
+Two threads meet here. The engine thread hands over all deltas of a step with a single call; the
+event loop thread owns everything else in this file.
+"""
 
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from octavo.engine.core.errors import (
+    EngineDeadError,
+    OctavoError,
+    RequestFailedError,
+    RequestTimeoutError,
+)
+from octavo.engine.core.messages import AbortRequest, AddRequest, Message
+from octavo.engine.core.request import FinishReason
+from octavo.engine.core.request_output import EngineStats, SequenceDelta
 from octavo.engine.core.sampling_params import SamplingParams
+from octavo.engine.output_processor import ChoiceOutput, OutputProcessor, merge_outputs
+from octavo.engine.tokenizer import Tokenizer
+from octavo.server.metrics import RequestSummary, RequestTimes, ServerMetrics
+
+# Deltas turned into text before other tasks of the event loop get a turn.
+_SLICE = 64
+
+OnStep = Callable[[list[SequenceDelta], EngineStats], None]
+OnFatal = Callable[[str], None]
+
+
+class EngineThread(Protocol):
+    """The engine's thread as seen from here; EngineLoop is one."""
+
+    @property
+    def fatal_error(self) -> str | None:
+        """Why the engine stopped for good."""
+
+    def start(self) -> None:
+        """Start the thread."""
+
+    def post(self, message: Message) -> None:
+        """Hand a message over; from any thread."""
+
+    def shutdown(self, timeout: float) -> None:
+        """Stop after the running step and wait for it."""
+
+
+EngineThreadFactory = Callable[[OnStep, OnFatal], EngineThread]
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,3 +62,250 @@ class GenerateRequest:
     params: SamplingParams
     priority: int = 0
     cache_salt: str | None = None
+
+
+@dataclass(slots=True)
+class _Stream:
+    """What one request has waiting, and its figures for the metrics."""
+
+    request: GenerateRequest
+    arrival: float
+    outputs: list[ChoiceOutput] = field(default_factory=list)
+    error: OctavoError | None = None
+    wakeup: asyncio.Event = field(default_factory=asyncio.Event)
+    open_choices: int = 0
+    reason: FinishReason = FinishReason.ABORT
+    scheduled: float | None = None
+    last_tokens: dict[int, float] = field(default_factory=dict)
+    first_token: float | None = None
+    output_tokens: dict[int, int] = field(default_factory=dict)
+    prefilled: bool = False
+
+    @property
+    def stage(self) -> str:
+        """Label for metrics: queue until the first step, then run."""
+        return "queue" if self.scheduled is None else "run"
+
+    def fail(self, error: OctavoError) -> None:
+        """End the stream with an error, unless it has already ended."""
+        if self.error is None and self.open_choices > 0:
+            self.error = error
+            self.wakeup.set()
+
+    async def next(self) -> list[ChoiceOutput]:
+        """Wait for outputs; what is waiting comes before the error."""
+        while not self.outputs:
+            if self.error is not None:
+                raise self.error
+            self.wakeup.clear()
+            await self.wakeup.wait()
+        outputs, self.outputs = self.outputs, []
+        return merge_outputs(outputs)
+
+
+class AsyncEngine:
+    """Turns requests into streams of text outputs.
+
+    Made and used on the event loop thread. `on_dead` is called once when the engine has failed.
+    `request_timeout` is in seconds from the first look at a request to its end.
+    """
+
+    def __init__(
+        self,
+        make_thread: EngineThreadFactory,
+        tokenizer: Tokenizer,
+        metrics: ServerMetrics,
+        on_dead: OnFatal,
+        request_timeout: float | None = None,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread = make_thread(self._step_from_thread, self._fatal_from_thread)
+        self._processor = OutputProcessor(tokenizer)
+        self._metrics = metrics
+        self._on_dead = on_dead
+        self._request_timeout = request_timeout
+        self._streams: dict[str, _Stream] = {}
+        self._backlog: deque[SequenceDelta] = deque()
+        self._stats = EngineStats()
+        self._failure: str | None = None
+
+    def start(self) -> None:
+        """Start the engine's thread."""
+        self._thread.start()
+
+    async def shutdown(self, timeout: float) -> None:
+        """Stop the engine's thread; gives up waiting after `timeout` seconds."""
+        if self._failure is None:
+            await asyncio.to_thread(self._thread.shutdown, timeout)
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine stopped for good; None while it lives."""
+        return self._failure
+
+    def stats(self) -> EngineStats:
+        """The engine's last snapshot."""
+        return self._stats
+
+    def num_waiting_tokens(self) -> int:
+        """Prompt tokens of the requests that have produced nothing yet."""
+        return sum(
+            len(stream.request.prompt_token_ids)
+            for stream in self._streams.values()
+            if stream.scheduled is None
+        )
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[list[ChoiceOutput], None]:
+        """Yield new outputs, at most one per choice each time, until every choice has ended.
+
+        Close the generator (`contextlib.aclosing`) when leaving early: that aborts the request.
+        Raises EngineDeadError, RequestFailedError or RequestTimeoutError; outputs yielded before
+        stay valid.
+        """
+        stream = self._open(request)
+        deadline = (
+            None if self._request_timeout is None else self._loop.time() + self._request_timeout
+        )
+        try:
+            while stream.open_choices > 0 or stream.outputs:
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        outputs = await stream.next()
+                except TimeoutError:
+                    self._metrics.count_timed_out(stream.stage)
+                    stream.fail(RequestTimeoutError("The request reached the time limit"))
+                    continue
+                yield outputs
+        finally:
+            self._close(stream)
+
+    def abort_all(self, error: OctavoError) -> None:
+        """End every unfinished request with `error`."""
+        for stream in list(self._streams.values()):
+            stream.fail(error)
+
+    def _open(self, request: GenerateRequest) -> _Stream:
+        if self._failure is not None:
+            raise _dead()
+        stream = _Stream(request, time.monotonic(), open_choices=request.params.num_sequences)
+        self._processor.add(request.request_id, request.prompt_token_ids, request.params)
+        self._streams[request.request_id] = stream
+        self._thread.post(
+            AddRequest(
+                request_id=request.request_id,
+                prompt_token_ids=request.prompt_token_ids,
+                params=request.params,
+                arrival_time=stream.arrival,
+                priority=request.priority,
+                cache_salt=request.cache_salt,
+            )
+        )
+        return stream
+
+    def _close(self, stream: _Stream) -> None:
+        request_id = stream.request.request_id
+        del self._streams[request_id]
+        self._processor.remove(request_id)
+        if stream.open_choices > 0:
+            self._thread.post(AbortRequest(request_id))
+            if stream.error is None:
+                self._metrics.count_disconnect(stream.stage)
+        self._metrics.observe_request(_summary(stream))
+
+    def _step_from_thread(self, deltas: list[SequenceDelta], stats: EngineStats) -> None:
+        # RuntimeError: the event loop is closed, so nobody waits for these any more.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._on_step, deltas, stats)
+
+    def _fatal_from_thread(self, reason: str) -> None:
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self.mark_dead, reason)
+
+    def mark_dead(self, reason: str) -> None:
+        """End all requests with EngineDeadError and refuse new ones. Later calls do nothing."""
+        if self._failure is not None:
+            return
+        self._failure = reason
+        self._stats = replace(self._stats, num_running=0, num_waiting=0, num_used_blocks=0)
+        self.abort_all(_dead())
+        self._on_dead(reason)
+
+    def _on_step(self, deltas: list[SequenceDelta], stats: EngineStats) -> None:
+        if stats.num_steps > self._stats.num_steps:
+            self._metrics.observe_step(stats.last_step_tokens)
+        self._stats = stats
+        draining = bool(self._backlog)
+        self._backlog.extend(deltas)
+        if not draining:
+            self._drain()
+
+    def _drain(self) -> None:
+        slice_size = min(_SLICE, len(self._backlog))
+        deltas = [self._backlog.popleft() for _ in range(slice_size)]
+        for delta in deltas:
+            stream = self._streams.get(delta.request_id)
+            if stream is not None and stream.scheduled is None:
+                stream.scheduled = delta.scheduled_time
+        processed = self._processor.process(deltas)
+        for request_id, index in processed.aborts:
+            self._thread.post(AbortRequest(request_id, index))
+        now = time.monotonic()
+        for request_id, outputs in processed.outputs.items():
+            self._deliver(self._streams[request_id], outputs, now)
+        for request_id, message in processed.errors.items():
+            # A dying engine reports its requests one by one before it says that it is dead.
+            dead = self._thread.fatal_error is not None
+            stream = self._streams[request_id]
+            stream.reason = FinishReason.ERROR
+            stream.fail(_dead() if dead else RequestFailedError(message))
+        if self._backlog:
+            self._loop.call_soon(self._drain)
+
+    def _deliver(self, stream: _Stream, outputs: list[ChoiceOutput], now: float) -> None:
+        for output in outputs:
+            self._observe(stream, output, now)
+            if output.finish_reason is not None:
+                stream.open_choices -= 1
+                stream.reason = output.finish_reason
+        stream.outputs.extend(outputs)
+        stream.wakeup.set()
+
+    def _observe(self, stream: _Stream, output: ChoiceOutput, now: float) -> None:
+        if not stream.prefilled:
+            stream.prefilled = True
+            self._metrics.observe_prefill(output.num_prompt_tokens, output.num_cached_tokens)
+        if not output.token_ids:
+            return
+        if stream.first_token is None:
+            stream.first_token = now
+            self._metrics.observe_first_token(now - stream.arrival)
+        before = stream.last_tokens.get(output.index)
+        gap = None if before is None else now - before
+        self._metrics.observe_tokens(len(output.token_ids), gap)
+        stream.last_tokens[output.index] = now
+        stream.output_tokens[output.index] = output.num_output_tokens
+
+
+def _dead() -> EngineDeadError:
+    return EngineDeadError("The engine has failed and serves no more requests")
+
+
+def _summary(stream: _Stream) -> RequestSummary:
+    reason = stream.reason if stream.open_choices == 0 else FinishReason.ABORT
+    if stream.error is not None:
+        reason = FinishReason.ERROR
+    return RequestSummary(
+        reason=reason,
+        times=RequestTimes(
+            arrival=stream.arrival,
+            scheduled=stream.scheduled,
+            first_token=stream.first_token,
+            last_token=max(stream.last_tokens.values(), default=None),
+            end=time.monotonic(),
+        ),
+        num_prompt_tokens=len(stream.request.prompt_token_ids),
+        num_output_tokens=sum(stream.output_tokens.values()),
+        longest_output=max(stream.output_tokens.values(), default=0),
+        max_tokens=stream.request.params.max_tokens,
+        n=stream.request.params.n,
+    )

@@ -1,0 +1,295 @@
+"""Prometheus metrics: one registry per application, never the library's global one."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from octavo.engine.core.request import FinishReason
+from octavo.engine.core.request_output import EngineStats
+
+_ENGINE = "0"
+_LABELS = ("model_name", "engine")
+
+# The edges that dashboards for vLLM expect, and finer ones below them.
+_FIRST_TOKEN = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
+    *(10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+_PER_TOKEN = (
+    *(0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075),
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
+    *(10.0, 20.0, 40.0, 80.0),
+)
+_REQUEST = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2),
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+_STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_TOKENS = tuple(factor * 10**power for power in range(6) for factor in (1, 2, 5))
+_CHOICES = (1, 2, 5, 10, 20)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTimes:
+    """Moments of one request, in `time.monotonic()` seconds; None where it never got there."""
+
+    arrival: float
+    scheduled: float | None
+    first_token: float | None
+    last_token: float | None
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSummary:
+    """One prompt that ended. `longest_output` is the token count of its longest choice."""
+
+    reason: FinishReason
+    times: RequestTimes
+    num_prompt_tokens: int
+    num_output_tokens: int
+    longest_output: int
+    max_tokens: int
+    n: int
+
+
+class _EngineCollector(Collector):
+    """Gauges and counters that are read from the engine's last snapshot at scrape time."""
+
+    def __init__(
+        self,
+        stats: Callable[[], EngineStats],
+        model_name: str,
+        cache_info: Mapping[str, str],
+    ) -> None:
+        self._stats = stats
+        self._labels = (model_name, _ENGINE)
+        self._cache_info = cache_info
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the families; called by the registry."""
+        stats = self._stats()
+        yield self._gauge(
+            "num_requests_running", "Sequences in the running batch.", stats.num_running
+        )
+        yield self._gauge(
+            "num_requests_waiting", "Sequences waiting for their turn.", stats.num_waiting
+        )
+        yield self._gauge(
+            "kv_cache_usage_perc", "Share of cache blocks in use, 0 to 1.", stats.kv_cache_usage
+        )
+        yield self._counter(
+            "prefix_cache_queries",
+            "Prompt tokens looked up in the prefix cache.",
+            stats.prefix_cache_queries,
+        )
+        yield self._counter(
+            "prefix_cache_hits",
+            "Prompt tokens found in the prefix cache.",
+            stats.prefix_cache_hits,
+        )
+        yield self._counter(
+            "num_preemptions", "Sequences whose blocks were taken away.", stats.num_preemptions
+        )
+        by_mode = CounterMetricFamily(
+            "octavo:num_preemptions_by_mode", "Preemptions by mode.", labels=(*_LABELS, "mode")
+        )
+        by_mode.add_metric((*self._labels, "recompute"), stats.num_preemptions)
+        yield by_mode
+        info = GaugeMetricFamily(
+            "octavo:cache_config_info",
+            "Settings of the KV cache, as labels.",
+            labels=(*_LABELS, *self._cache_info),
+        )
+        info.add_metric((*self._labels, *self._cache_info.values()), 1)
+        yield info
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(f"octavo:{name}", text, labels=_LABELS)
+        family.add_metric(self._labels, value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(f"octavo:{name}", text, labels=_LABELS)
+        family.add_metric(self._labels, value)
+        return family
+
+
+class ServerMetrics:
+    """All metrics of one server. Used on the event loop thread only.
+
+    `num_prompt_tokens` and `num_generation_tokens` repeat two counters as plain numbers, for the
+    regular log line.
+    """
+
+    def __init__(self, model_name: str = "") -> None:
+        disable_created_metrics()
+        self.num_prompt_tokens = 0
+        self.num_generation_tokens = 0
+        self._labels = (model_name, _ENGINE)
+        self._registry = CollectorRegistry()
+        self._make_counters()
+        self._make_histograms()
+
+    def _make_counters(self) -> None:
+        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens processed.")
+        self._prompt_tokens_cached = self._counter(
+            "prompt_tokens_cached", "Prompt tokens taken from the prefix cache."
+        )
+        self._generation_tokens = self._counter("generation_tokens", "Tokens generated.")
+        self._success = self._counter(
+            "request_success", "Prompts that ended, by reason.", "finished_reason"
+        )
+        self._rejected = self._counter(
+            "requests_rejected", "Requests that were refused, by reason.", "reason"
+        )
+        self._timed_out = self._counter(
+            "requests_timed_out", "Prompts that met the time limit, by stage.", "stage"
+        )
+        self._disconnects = self._counter(
+            "client_disconnects", "Prompts whose client went away, by stage.", "stage"
+        )
+        self._http_requests = Counter(
+            "http_requests",
+            "HTTP requests by route, method and status.",
+            ("handler", "method", "status"),
+            registry=self._registry,
+        )
+
+    def _make_histograms(self) -> None:
+        self._first_token = self._histogram(
+            "time_to_first_token_seconds", "Arrival to first token.", _FIRST_TOKEN
+        )
+        self._inter_token = self._histogram(
+            "inter_token_latency_seconds", "Gap between two outputs of a choice.", _PER_TOKEN
+        )
+        self._per_token = self._histogram(
+            "request_time_per_output_token_seconds",
+            "Mean time per token after the first, per request.",
+            _PER_TOKEN,
+        )
+        self._end_to_end = self._histogram(
+            "e2e_request_latency_seconds", "Arrival to end.", _REQUEST
+        )
+        self._queue = self._histogram(
+            "request_queue_time_seconds", "Arrival to first step.", _REQUEST
+        )
+        self._inference = self._histogram(
+            "request_inference_time_seconds", "First step to end.", _REQUEST
+        )
+        self._prefill = self._histogram(
+            "request_prefill_time_seconds", "First step to first token.", _REQUEST
+        )
+        self._decode = self._histogram(
+            "request_decode_time_seconds", "First token to last token.", _REQUEST
+        )
+        self._request_prompt_tokens = self._histogram(
+            "request_prompt_tokens", "Prompt tokens per request.", _TOKENS
+        )
+        self._request_generation_tokens = self._histogram(
+            "request_generation_tokens", "Generated tokens per request.", _TOKENS
+        )
+        self._request_max_tokens = self._histogram(
+            "request_params_max_tokens", "max_tokens per request.", _TOKENS
+        )
+        self._request_n = self._histogram("request_params_n", "n per request.", _CHOICES)
+        self._step_tokens = self._histogram(
+            "iteration_tokens_total", "Tokens computed per step.", _STEP_TOKENS
+        )
+        self._http_duration = Histogram(
+            "http_request_duration_seconds",
+            "Time from the request's head to the end of the answer.",
+            ("handler", "method"),
+            buckets=_REQUEST,
+            registry=self._registry,
+        )
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"octavo:{name}", text, (*_LABELS, *labels), registry=self._registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(
+            f"octavo:{name}", text, _LABELS, buckets=buckets, registry=self._registry
+        )
+
+    def attach_engine(
+        self, model_name: str, cache_info: Mapping[str, str], stats: Callable[[], EngineStats]
+    ) -> None:
+        """Add the engine's gauges and label everything from now on with the model's name."""
+        self._labels = (model_name, _ENGINE)
+        self._registry.register(_EngineCollector(stats, model_name, cache_info))
+        for reason in FinishReason:
+            self._success.labels(*self._labels, reason.value)
+
+    def render(self) -> bytes:
+        """Return everything in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def observe_step(self, num_tokens: int) -> None:
+        """Record one step of the engine."""
+        self._step_tokens.labels(*self._labels).observe(num_tokens)
+
+    def observe_prefill(self, num_tokens: int, num_cached: int) -> None:
+        """Record a prompt that has been processed."""
+        self.num_prompt_tokens += num_tokens
+        self._prompt_tokens.labels(*self._labels).inc(num_tokens)
+        self._prompt_tokens_cached.labels(*self._labels).inc(num_cached)
+
+    def observe_tokens(self, num_tokens: int, gap: float | None) -> None:
+        """Record tokens of one choice; `gap` is seconds since the choice's tokens before."""
+        self.num_generation_tokens += num_tokens
+        self._generation_tokens.labels(*self._labels).inc(num_tokens)
+        if gap is not None:
+            self._inter_token.labels(*self._labels).observe(gap)
+
+    def observe_first_token(self, seconds: float) -> None:
+        """Record the time from arrival to the first token."""
+        self._first_token.labels(*self._labels).observe(seconds)
+
+    def observe_request(self, summary: RequestSummary) -> None:
+        """Record a prompt that ended, whatever the reason."""
+        self._success.labels(*self._labels, summary.reason.value).inc()
+        self._request_prompt_tokens.labels(*self._labels).observe(summary.num_prompt_tokens)
+        self._request_generation_tokens.labels(*self._labels).observe(summary.num_output_tokens)
+        self._request_max_tokens.labels(*self._labels).observe(summary.max_tokens)
+        self._request_n.labels(*self._labels).observe(summary.n)
+        times = summary.times
+        self._end_to_end.labels(*self._labels).observe(times.end - times.arrival)
+        if times.scheduled is None:
+            return
+        self._queue.labels(*self._labels).observe(times.scheduled - times.arrival)
+        self._inference.labels(*self._labels).observe(times.end - times.scheduled)
+        if times.first_token is None or times.last_token is None:
+            return
+        self._prefill.labels(*self._labels).observe(times.first_token - times.scheduled)
+        decode = times.last_token - times.first_token
+        self._decode.labels(*self._labels).observe(decode)
+        if summary.longest_output > 1:
+            self._per_token.labels(*self._labels).observe(decode / (summary.longest_output - 1))
+
+    def count_rejected(self, reason: str) -> None:
+        """Count a refused request: queue_full, not_ready, invalid or unauthorized."""
+        self._rejected.labels(*self._labels, reason).inc()
+
+    def count_timed_out(self, stage: str) -> None:
+        """Count a prompt that met the time limit in stage queue or run."""
+        self._timed_out.labels(*self._labels, stage).inc()
+
+    def count_disconnect(self, stage: str) -> None:
+        """Count a prompt whose client went away in stage queue or run."""
+        self._disconnects.labels(*self._labels, stage).inc()
+
+    def observe_http(self, handler: str, method: str, status: int, seconds: float) -> None:
+        """Record an answered HTTP request; `handler` is the route's pattern."""
+        self._http_requests.labels(handler, method, str(status)).inc()
+        self._http_duration.labels(handler, method).observe(seconds)
