@@ -1,1 +1,1 @@
-"""One file per architecture."""
+"""Architectures: one file each where they differ in more than their options."""

@@ -111,7 +111,7 @@ class _Attention:
         keys = _gather(self._key_cache, blocks)
         # A weight of zero does not stop NaN: rows that were never written must be cleared.
         values = _gather(self._value_cache, blocks).masked_fill_(~written[:, None, :, None], 0)
-        packed = q.float().view(count, queries, kv_heads, group, size).transpose(1, 2)
+        packed = q.float().reshape(count, queries, kv_heads, group, size).transpose(1, 2)
         scores = packed.reshape(count, kv_heads, queries * group, size) @ keys.mT
         scores *= self._scale
         if self._soft_cap is not None:
