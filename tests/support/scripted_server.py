@@ -108,7 +108,7 @@ def serve(**routes: Route) -> Iterator[ScriptedServer]:
                     self.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
             self.wfile.write(b"0\r\n\r\n")
 
-        do_GET = do_POST = _answer  # noqa: N815 - names that the base class looks for
+        do_GET = do_POST = _answer
 
         def log_message(self, *_: object) -> None:
             pass
