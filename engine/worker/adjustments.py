@@ -1,0 +1,110 @@
+"""What a request changes in its logits before a token is chosen: bias, penalties, masks."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from octavo.engine.core.sampling_params import SamplingParams
+
+_LARGEST = torch.finfo(torch.float32).max
+
+
+@dataclass(frozen=True, slots=True)
+class LogitAdjustments:
+    """The adjustments of one sequence; ids outside the vocabulary have been dropped.
+
+    bias_ids, bias      int64 [B], float32 [B]
+    allowed_ids         int64 [A], or None when all ids are allowed
+    bad_words           token sequences that must not be produced
+    end_ids             int64 [E], masked while fewer than `min_tokens` tokens are generated
+    """
+
+    bias_ids: Tensor
+    bias: Tensor
+    repetition_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    allowed_ids: Tensor | None
+    bad_words: tuple[tuple[int, ...], ...]
+    end_ids: Tensor
+    min_tokens: int
+
+    def applies(self, num_output_tokens: int) -> bool:
+        """Whether anything changes after so many generated tokens."""
+        return num_output_tokens < self.min_tokens or bool(
+            self.bias_ids.numel()
+            or self.repetition_penalty != 1.0
+            or self.frequency_penalty
+            or self.presence_penalty
+            or self.allowed_ids is not None
+            or self.bad_words
+        )
+
+    def apply(self, logits: Tensor, prompt: NDArray[np.int32], output: NDArray[np.int32]) -> None:
+        """Changes `logits` [V] in place: bias, penalties, masks, in this order."""
+        logits[self.bias_ids] += self.bias
+        if self.repetition_penalty != 1.0:
+            self._penalize_repetition(logits, np.concatenate((prompt, output)))
+        if self.frequency_penalty or self.presence_penalty:
+            self._penalize_output(logits, output)
+        if self.allowed_ids is not None:
+            kept = logits[self.allowed_ids]
+            logits.fill_(-torch.inf)
+            logits[self.allowed_ids] = kept
+        banned = [word[-1] for word in self.bad_words if _completes(word, output)]
+        logits[banned] = -torch.inf
+        if output.size < self.min_tokens:
+            logits[self.end_ids] = -torch.inf
+
+    def _penalize_repetition(self, logits: Tensor, token_ids: NDArray[np.int32]) -> None:
+        # An id that occurs often is written often, each time with the same value.
+        ids = torch.from_numpy(token_ids).to(logits.device, torch.int64)
+        before = logits[ids]
+        penalty = self.repetition_penalty
+        after = torch.where(before > 0, before.double() / penalty, before.double() * penalty)
+        logits[ids] = after.clamp_(max=_LARGEST).float()
+
+    def _penalize_output(self, logits: Tensor, output: NDArray[np.int32]) -> None:
+        token_ids, counts = np.unique(output, return_counts=True)
+        penalty = self.frequency_penalty * counts + self.presence_penalty
+        ids = torch.from_numpy(token_ids).to(logits.device, torch.int64)
+        logits[ids] -= torch.from_numpy(penalty).to(logits.device, logits.dtype)
+
+
+def make_adjustments(
+    params: SamplingParams, eos_token_ids: Iterable[int], vocab_size: int, device: torch.device
+) -> LogitAdjustments | None:
+    """The adjustments that `params` ask for, or None when there are none."""
+
+    def known(ids: Iterable[int]) -> Tensor:
+        inside = sorted({token_id for token_id in ids if 0 <= token_id < vocab_size})
+        return torch.tensor(inside, dtype=torch.int64, device=device)
+
+    bias_ids = known(params.logit_bias)
+    bias = [params.logit_bias[token_id] for token_id in bias_ids.tolist()]
+    adjustments = LogitAdjustments(
+        bias_ids=bias_ids,
+        bias=torch.tensor(bias, dtype=torch.float32, device=device),
+        repetition_penalty=params.repetition_penalty,
+        frequency_penalty=params.frequency_penalty,
+        presence_penalty=params.presence_penalty,
+        allowed_ids=None if params.allowed_token_ids is None else known(params.allowed_token_ids),
+        bad_words=tuple(
+            word
+            for word in params.bad_words_token_ids
+            if word and all(0 <= token_id < vocab_size for token_id in word)
+        ),
+        end_ids=known((*eos_token_ids, *params.stop_token_ids)),
+        min_tokens=params.min_tokens,
+    )
+    return adjustments if adjustments.applies(0) else None
+
+
+def _completes(word: tuple[int, ...], output: NDArray[np.int32]) -> bool:
+    """Whether the last id of `word` would complete it."""
+    head = len(word) - 1
+    return head <= output.size and output[output.size - head :].tolist() == list(word[:-1])

@@ -1,0 +1,126 @@
+"""From the plan of a step to the tensors of a forward pass, in a few array operations."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from octavo.engine.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
+from octavo.engine.core.scheduler_output import ScheduledSequence
+from octavo.engine.worker.batch_state import BatchState
+from octavo.engine.worker.random_streams import uniforms
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """Which rows a step computes; S sequences.
+
+    rows         int64 [S]      rows of the batch state
+    first        int64 [S]      position of the first token computed
+    num_tokens   int64 [S]      tokens computed
+    start        int64 [S + 1]  place of each sequence's first token within the step, then T
+    """
+
+    rows: NDArray[np.int64]
+    first: NDArray[np.int64]
+    num_tokens: NDArray[np.int64]
+    start: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class DrawBatch:
+    """The draws of a step: D of them, from L rows of logits. A fork draws from its parent's row.
+
+    rows         int64 [L]    row of the batch state behind each row of logits
+    places       int64 [L]    its place among the scheduled sequences
+    seq_ids      D ids        who gets each draw
+    logits_rows  int64 [D]    the row of logits of each draw
+    uniforms     float64 [D]  the random number of each draw
+    """
+
+    rows: NDArray[np.int64]
+    places: NDArray[np.int64]
+    seq_ids: tuple[int, ...]
+    logits_rows: NDArray[np.int64]
+    uniforms: NDArray[np.float64]
+
+
+def step_rows(state: BatchState, scheduled: Sequence[ScheduledSequence]) -> StepRows:
+    """The rows of a step; checks that the plan fits what the rows hold."""
+    rows = state.rows_of([item.seq_id for item in scheduled])
+    num_tokens = np.array([item.num_tokens for item in scheduled], np.int64)
+    first = state.num_computed[rows]
+    end = first + num_tokens
+    start = np.zeros(rows.size + 1, np.int64)
+    np.cumsum(num_tokens, out=start[1:])
+    assert (num_tokens > 0).all(), "a scheduled sequence computes nothing"
+    assert (end <= state.num_blocks[rows] * state.block_size).all(), "a sequence lacks blocks"
+    sample = np.array([item.sample for item in scheduled], np.bool_)
+    assert ((end == state.num_tokens[rows]) >= sample).all(), "a draw before the last token"
+    assert (end <= state.num_tokens[rows]).all(), "more tokens scheduled than are known"
+    return StepRows(rows, first, num_tokens, start)
+
+
+def draw_batch(
+    state: BatchState, scheduled: Sequence[ScheduledSequence], step: StepRows
+) -> DrawBatch:
+    """The draws of a step, in order of the scheduled sequences, forks behind their parent."""
+    sampling = [(place, item) for place, item in enumerate(scheduled) if item.sample]
+    places = np.array([place for place, _ in sampling], np.int64)
+    rows = step.rows[places]
+    seq_ids: list[int] = []
+    logits_rows: list[int] = []
+    choices: list[int] = []
+    for logits_row, ((_, item), choice) in enumerate(
+        zip(sampling, state.choices[rows].tolist(), strict=True)
+    ):
+        seq_ids += (item.seq_id, *(fork.seq_id for fork in item.forks))
+        choices += (choice, *(fork.index for fork in item.forks))
+        logits_rows += [logits_row] * (1 + len(item.forks))
+    from_rows = np.array(logits_rows, np.int64)
+    numbers = uniforms(
+        state.seeds[rows][from_rows],
+        np.array(choices, np.int64),
+        state.num_output_tokens(rows)[from_rows],
+    )
+    return DrawBatch(rows, places, tuple(seq_ids), from_rows, numbers)
+
+
+def forward_batch(
+    state: BatchState,
+    step: StepRows,
+    draws: DrawBatch,
+    kv_caches: tuple[LayerKVCache, ...],
+    device: torch.device,
+) -> ForwardBatch:
+    """The device tensors of a step."""
+    block_size = state.block_size
+    num_tokens, start = step.num_tokens, step.start
+    token_rows = np.repeat(step.rows, num_tokens)
+    positions = np.arange(start[-1]) + np.repeat(step.first - start[:-1], num_tokens)
+    blocks = state.block_tables[token_rows, positions // block_size].astype(np.int64)
+    seq_lens = step.first + num_tokens
+    max_seq_len = int(seq_lens.max())
+    num_blocks = -(-max_seq_len // block_size)
+
+    def to_device(array: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(array).to(device, non_blocking=True)
+
+    attention = AttentionMetadata(
+        slot_mapping=to_device(blocks * block_size + positions % block_size),
+        block_tables=to_device(np.ascontiguousarray(state.block_tables[step.rows, :num_blocks])),
+        seq_lens=to_device(seq_lens.astype(np.int32)),
+        query_start_loc=to_device(start.astype(np.int32)),
+        max_query_len=int(num_tokens.max()),
+        max_seq_len=max_seq_len,
+    )
+    return ForwardBatch(
+        input_ids=to_device(state.token_ids[token_rows, positions].astype(np.int64)),
+        positions=to_device(positions),
+        logits_indices=to_device(start[1:][draws.places] - 1),
+        attention=attention,
+        kv_caches=kv_caches,
+    )
