@@ -1,0 +1,166 @@
+"""Text to token ids and back, over the fast tokenizers of transformers."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from octavo.engine.core.errors import CheckpointError
+
+
+class Tokenizer:
+    """A tokenizer loaded once and then only read; all methods may be called from any thread.
+
+    `vocab_size` counts all tokens, added ones included; the model's own vocabulary may be padded
+    beyond it. `special_ids` are the ids that `skip_special_tokens` leaves out. `special_tokens`
+    maps names such as bos_token to their text, for chat templates.
+    """
+
+    def __init__(self, tokenizer: Any, chat_template: str | None) -> None:  # noqa: ANN401 - untyped library
+        self._backend = tokenizer.backend_tokenizer
+        # A saved tokenizer may carry them; nothing is ever cut or filled up here.
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self.chat_template = chat_template
+        self.vocab_size: int = self._backend.get_vocab_size(with_added_tokens=True)
+        self.bos_token_id: int | None = tokenizer.bos_token_id
+        self.eos_token_id: int | None = tokenizer.eos_token_id
+        self.special_tokens: Mapping[str, str] = dict(tokenizer.special_tokens_map)
+        added = self._backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        decoders = _decoder_types(self._backend)
+        self.is_byte_level = decoders == ["ByteLevel"]
+        self.has_byte_fallback = "ByteFallback" in decoders
+        self._bytes_of_id: dict[int, bytes | None] = {}
+        self._anchor_ids, self._anchor_text = self._find_anchor()
+
+    @classmethod
+    def from_directory(cls, path: Path) -> "Tokenizer":
+        """Load the tokenizer in `path`, without any network.
+
+        Raises CheckpointError when there is none, or it is damaged or has no fast version.
+        """
+        if not path.is_dir():
+            raise CheckpointError(f"{path}: no such tokenizer directory")
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        except Exception as error:  # the tokenizers library raises bare Exception for a bad file
+            raise CheckpointError(
+                f"{path}: no usable tokenizer ({_first_line(error)}); the directory needs a sound "
+                "tokenizer.json and tokenizer_config.json, or name another one with --tokenizer"
+            ) from error
+        if not isinstance(tokenizer, PreTrainedTokenizerFast):
+            raise CheckpointError(
+                f"{path}: the tokenizer has no fast version (tokenizer.json); "
+                "name another one with --tokenizer"
+            )
+        return cls(tokenizer, _chat_template(path, tokenizer.chat_template))
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return the ids of all of `text`; with the tokens that the tokenizer adds by itself."""
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(
+        self,
+        ids: Sequence[int],
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+    ) -> str:
+        """Return the text of `ids`; ids beyond the vocabulary have none.
+
+        Fast tokenizers put no spaces between special tokens, so the last argument has no effect.
+        The "clean up" of spaces that some old configurations ask for is never done.
+        """
+        text: str = self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token_piece(self, token_id: int) -> str:
+        """Return the token as the vocabulary spells it; "" beyond the vocabulary."""
+        return self._backend.id_to_token(token_id) or ""
+
+    def token_text(self, token_id: int) -> str:
+        """Return the text that the token adds in the middle of a text, special tokens too.
+
+        A token that is a part of a character gives U+FFFD; see `token_bytes`.
+        """
+        ids = [*self._anchor_ids, token_id]
+        return self.decode(ids, skip_special_tokens=False)[len(self._anchor_text) :]
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """Return the bytes that the token stands for; None beyond the vocabulary."""
+        try:
+            return self._bytes_of_id[token_id]
+        except KeyError:
+            return self._bytes_of_id.setdefault(token_id, self._find_bytes(token_id))
+
+    def fallback_byte(self, token_id: int) -> int | None:
+        """Return the byte of a byte-fallback token such as <0x0A>; None for other tokens."""
+        if not self.has_byte_fallback:
+            return None
+        return _parse_fallback(self.token_piece(token_id))
+
+    def _find_bytes(self, token_id: int) -> bytes | None:
+        piece: str | None = self._backend.id_to_token(token_id)
+        if piece is None:
+            return None
+        if self.is_byte_level:
+            return _byte_level_bytes(piece)
+        byte = self.fallback_byte(token_id)
+        return self.token_text(token_id).encode() if byte is None else bytes([byte])
+
+    def _find_anchor(self) -> tuple[list[int], str]:
+        """An ordinary token to decode others after, since many decoders trim the first one."""
+        anchor = self.encode("a", add_special_tokens=False)[-1:]
+        return anchor, self.decode(anchor, skip_special_tokens=False)
+
+
+def _decoder_types(backend: Any) -> list[str]:  # noqa: ANN401 - untyped library
+    if backend.decoder is None:
+        return []
+    state = json.loads(backend.decoder.__getstate__())
+    return [part["type"] for part in state.get("decoders", [state])]
+
+
+def _chat_template(path: Path, template: str | dict[str, str] | None) -> str | None:
+    if isinstance(template, dict):
+        return template.get("default")
+    legacy = path / "chat_template.json"
+    if template is None and legacy.is_file():
+        value = json.loads(legacy.read_text(encoding="utf-8")).get("chat_template")
+        return value if isinstance(value, str) else None
+    return template
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:200] or type(error).__name__
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """The character that stands for each byte in byte-level BPE, as GPT-2 defined it."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    alphabet = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(256) if byte not in printable)
+    return alphabet | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+_BYTE_OF_CHAR = _byte_level_alphabet()
+
+
+def _byte_level_bytes(piece: str) -> bytes:
+    # A token with any character outside the alphabet is an added one, spelled as plain text.
+    try:
+        return bytes([_BYTE_OF_CHAR[char] for char in piece])
+    except KeyError:
+        return piece.encode()
+
+
+def _parse_fallback(piece: str) -> int | None:
+    if len(piece) != 6 or not piece.startswith("<0x") or not piece.endswith(">"):
+        return None
+    try:
+        return int(piece[3:5], 16)
+    except ValueError:
+        return None
