@@ -5,7 +5,6 @@ The pieces of a sequence, put together, are exactly `decode(prompt + generated)`
 """
 
 import codecs
-import os.path
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -132,7 +131,7 @@ class _ByteLevelDecoder:
     def _step(self, data: bytes, final: bool) -> tuple[str, str]:
         text = self._decode(data, final)
         if text and self._prompt_end:
-            text = text[len(os.path.commonprefix([text, self._prompt_end])) :]
+            text = _without_shared_start(text, self._prompt_end)
             self._prompt_end = ""
         return text, text
 
@@ -183,8 +182,7 @@ class _WindowDecoder:
         return self._give_out(self._decode(self._ids))
 
     def _give_out(self, text: str) -> tuple[str, str]:
-        known = os.path.commonprefix([self._text, text])
-        new = text[len(known) :]
+        new = _without_shared_start(text, self._text)
         piece = new.removeprefix(self._run_text)
         self._run_text = ""
         self._utf8.reset()
@@ -195,6 +193,14 @@ class _WindowDecoder:
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def _without_shared_start(text: str, known: str) -> str:
+    """`text` without what it has in common with the start of `known`; mostly all of `known`."""
+    if text.startswith(known):
+        return text[len(known) :]
+    pairs = zip(text, known, strict=False)
+    return text[sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) :]
 
 
 class _StopStrings:
