@@ -1,0 +1,86 @@
+# ruff: noqa: ANN401  # Numba has no types
+"""How the kernels are compiled: lazily, without the GIL, and kept on disk between starts."""
+
+import hashlib
+import platform
+import tempfile
+from collections.abc import Callable
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import numba
+from numba.core import config as numba_config
+
+_FLAGS = {"reassoc", "contract", "arcp", "nsz", "nnan"}
+
+
+@cache
+def cache_directory() -> str:
+    """Where compiled kernels are kept: one folder for each state of these sources.
+
+    Numba sees that a kernel's own file has changed but not that a helper in another file
+    has, so the name of the folder holds a digest of all of them.
+    """
+    digest = hashlib.sha256(f"{numba.__version__} {platform.machine()}".encode())
+    folder = Path(__file__).parent
+    for source in sorted(folder.glob("*.py")):
+        digest.update(source.read_bytes())
+    name = f"kernels-{digest.hexdigest()[:16]}"
+    for base in (folder / "__pycache__", Path.home() / ".cache" / "octavo"):
+        try:
+            (base / name).mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=base / name):
+                return str(base / name)
+        except OSError:
+            continue
+    return tempfile.mkdtemp(prefix="octavo-kernels-")
+
+
+def compiled(function: Callable[..., Any]) -> Any:
+    """A function that kernels and Python call: no GIL, no Python objects, no exceptions."""
+    return _with_cache(
+        lambda: numba.njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)(function)
+    )
+
+
+def inlined(function: Callable[..., Any]) -> Any:
+    """A helper that becomes part of the kernels calling it.
+
+    Sums may be reordered into vectors, and no value is taken for NaN in a comparison;
+    infinities keep their meaning.
+    """
+    return numba.njit(nogil=True, error_model="numpy", fastmath=_FLAGS)(function)
+
+
+def _with_cache(build: Callable[[], Any]) -> Any:
+    # The folder is read when a function is decorated; other users of Numba keep theirs.
+    before = numba_config.CACHE_DIR
+    numba_config.CACHE_DIR = cache_directory()
+    try:
+        return build()
+    finally:
+        numba_config.CACHE_DIR = before
+
+
+class Kernel:
+    """A function (arguments address, chunk number) that threads call through its address.
+
+    The arguments are an array of int64; `argument(address, i)` in the kernel reads one.
+    Compiled at first use.
+    """
+
+    def __init__(self, function: Callable[[Any, Any], None]) -> None:
+        self._function = function
+        self.__doc__ = function.__doc__
+
+    @cached_property
+    def address(self) -> int:
+        """Address of the machine code."""
+        return int(self._compiled.address)
+
+    @cached_property
+    def _compiled(self) -> Any:
+        signature = numba.void(numba.int64, numba.int64)
+        options = {"cache": True, "nopython": True, "error_model": "numpy", "fastmath": _FLAGS}
+        return _with_cache(lambda: numba.cfunc(signature, **options)(self._function))

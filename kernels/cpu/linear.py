@@ -1,0 +1,184 @@
+# ruff: noqa: ANN401  # Numba has no types
+"""Linear layers over weights packed once at load.
+
+Threads share the weight's panels of 16 output features, in groups of about 64 KiB. For more
+tokens than fit the cache, blocks of tokens times groups of panels. Few tokens run at the speed
+of memory; then the last pass over a panel prefetches the next one.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.kernels.cpu.compiled import Kernel, inlined
+from octavo.kernels.cpu.intrinsics import (
+    load_f32,
+    load_i64,
+    store_f32,
+)
+from octavo.kernels.cpu.numbers import CODES, F32, narrow_row, widen_row
+from octavo.kernels.cpu.pool import shared_pool
+from octavo.kernels.cpu.scratch import scratch
+from octavo.kernels.cpu.tile import MAX_ROWS, PANEL, gemm_tile
+
+_CHUNK_BYTES = 65536
+# A block of tokens in float32 has to stay in the level-2 cache beside a panel.
+_BLOCK_BYTES = 196608
+_PREFETCH_BYTES = 1024
+_WIDEN_ALONE = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """A weight [N, K] in panels, with zero rows and columns where N or K do not fill them."""
+
+    panels: Tensor
+    bias: Tensor | None
+    num_outputs: int
+    num_inputs: int
+
+    @property
+    def steps(self) -> int:
+        """Rows of a stored panel."""
+        return int(self.panels.shape[1])
+
+    @property
+    def panel_bytes(self) -> int:
+        """Bytes of one panel."""
+        return int(self.panels[0].numel() * self.panels.itemsize)
+
+
+def pack_linear(weight: Tensor, bias: Tensor | None) -> PackedWeight:
+    """See `octavo.kernels.ops.pack_linear`."""
+    rows, columns = weight.shape
+    depth = 2 if weight.dtype == torch.bfloat16 else 1
+    padded = torch.nn.functional.pad(weight.detach(), (0, -columns % depth, 0, -rows % PANEL))
+    panels = padded.view(padded.shape[0] // PANEL, PANEL, -1, depth).transpose(1, 2).contiguous()
+    wide_bias = None
+    if bias is not None:
+        wide_bias = torch.nn.functional.pad(bias.detach().float(), (0, -rows % PANEL))
+    return PackedWeight(panels, wide_bias, rows, columns)
+
+
+def linear(x: Tensor, packed: PackedWeight) -> Tensor:
+    """See `octavo.kernels.ops.linear`."""
+    x = x.contiguous()
+    tokens, columns = x.shape
+    if columns != packed.num_inputs:
+        raise ValueError(f"linear: {columns} inputs, the weight has {packed.num_inputs}")
+    out = x.new_empty((tokens, packed.num_outputs))
+    if tokens == 0:
+        return out
+    padded = columns + columns % 2
+    code = CODES[x.dtype]
+    wide = scratch(tokens * padded * 4)
+    pool = shared_pool()
+    first = 0
+    if tokens * columns <= _WIDEN_ALONE:
+        first = _widen_all.address
+    else:
+        rows = -(-_WIDEN_ALONE // (2 * columns))
+        pool.run(_widen_rows, -(-tokens // rows), x.data_ptr(), code, wide, tokens, columns, rows)
+    panels = packed.panels.shape[0]
+    group = max(1, _CHUNK_BYTES // packed.panel_bytes)
+    block = max(MAX_ROWS, _BLOCK_BYTES // (4 * padded) // MAX_ROWS * MAX_ROWS)
+    groups = -(-panels // group)
+    pool.run(
+        _KERNELS[packed.panels.dtype],
+        groups * -(-tokens // block),
+        x.data_ptr(),
+        code,
+        wide,
+        tokens,
+        columns,
+        padded,
+        packed.panels.data_ptr(),
+        packed.panel_bytes,
+        packed.steps,
+        panels,
+        group,
+        block,
+        out.data_ptr(),
+        packed.num_outputs,
+        0 if packed.bias is None else packed.bias.data_ptr(),
+        first=first,
+    )
+    return out
+
+
+@inlined
+def _widen(x: int, code: int, wide: int, columns: int, first: int, end: int) -> None:
+    padded = columns + columns % 2
+    size = 4 if code == F32 else 2
+    for row in range(first, end):
+        target = wide + row * padded * 4
+        widen_row(code, x + row * columns * size, target, columns)
+        if padded > columns:
+            store_f32(target, columns, np.float32(0))
+
+
+def _widen_all_kernel(a: int, chunk: int) -> None:
+    """All tokens to float32, each row to an even length."""
+    _widen(load_i64(a, 0), load_i64(a, 1), load_i64(a, 2), load_i64(a, 4), 0, load_i64(a, 3))
+
+
+def _widen_rows_kernel(a: int, chunk: int) -> None:
+    """A chunk of tokens to float32."""
+    rows = load_i64(a, 5)
+    end = min(load_i64(a, 3), (chunk + 1) * rows)
+    _widen(load_i64(a, 0), load_i64(a, 1), load_i64(a, 2), load_i64(a, 4), chunk * rows, end)
+
+
+def _product_kernel(kind: int) -> Callable[[Any, Any], None]:
+    """The kernel for weights of element type `kind`."""
+
+    def product(a: Any, chunk: Any) -> None:
+        code, tokens, padded = load_i64(a, 1), load_i64(a, 3), load_i64(a, 5)
+        panel_bytes, steps, panels = load_i64(a, 7), load_i64(a, 8), load_i64(a, 9)
+        group, block, outputs, bias = (
+            load_i64(a, 10),
+            load_i64(a, 11),
+            load_i64(a, 13),
+            load_i64(a, 14),
+        )
+        size = 4 if code == F32 else 2
+        groups = (panels + group - 1) // group
+        first_row = chunk // groups * block
+        rows = min(block, tokens - first_row)
+        first_panel = chunk % groups * group
+        # Tiles of equal height: two of four rows beat one of five and one of three.
+        tiles = (rows + MAX_ROWS - 1) // MAX_ROWS
+        tile = np.empty(MAX_ROWS * PANEL, np.float32)
+        c = tile.ctypes.data
+        for panel in range(first_panel, min(first_panel + group, panels)):
+            w = load_i64(a, 6) + panel * panel_bytes
+            width = min(PANEL, outputs - panel * PANEL)
+            for number in range(tiles):
+                begin = first_row + rows * number // tiles
+                count = first_row + rows * (number + 1) // tiles - begin
+                ahead = panel_bytes if number == tiles - 1 and number > 0 else _PREFETCH_BYTES
+                wide = load_i64(a, 2) + begin * padded * 4
+                gemm_tile(kind, 0, count, wide, padded * 4, w, steps, ahead, c, 4 * PANEL)
+                out = load_i64(a, 12) + (begin * outputs + panel * PANEL) * size
+                for row in range(count):
+                    source = c + row * 4 * PANEL
+                    target = out + row * outputs * size
+                    if bias != 0:
+                        for i in range(PANEL):
+                            total = load_f32(source, i) + load_f32(bias, panel * PANEL + i)
+                            store_f32(source, i, total)
+                    if width == PANEL:
+                        narrow_row(code, source, target, PANEL)
+                    else:
+                        narrow_row(code, source, target, width)
+
+    return product
+
+
+_widen_all = Kernel(_widen_all_kernel)
+_widen_rows = Kernel(_widen_rows_kernel)
+_KERNELS = {dtype: Kernel(_product_kernel(code)) for dtype, code in CODES.items()}

@@ -1,0 +1,198 @@
+# ruff: noqa: ANN401, PLR0913  # Numba and llvmlite have no types; kernels take addresses and sizes
+"""Fork and join for kernels that last microseconds.
+
+One job at a time is described in shared memory. Threads claim its chunks by one atomic
+addition each, so a thread that the system puts aside holds at most the chunk it is in, and
+the caller can do all the work itself. Helpers spin for about a millisecond after a job and
+then sleep, so an idle server uses no processor time.
+"""
+
+import atexit
+import os
+import threading
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from octavo.kernels.cpu.compiled import Kernel, compiled
+from octavo.kernels.cpu.intrinsics import (
+    atomic_add,
+    atomic_exchange,
+    atomic_load,
+    atomic_store,
+    call_kernel,
+    load_i64,
+    spin_pause,
+    store_i64,
+    yield_processor,
+)
+
+MAX_ARGUMENTS = 16
+
+# Byte offsets in the shared memory; what different threads write is on different lines.
+_TICKET = 0  # number of chunks << 32 | next chunk to claim
+_DONE = 64  # chunks finished
+_OWNER = 128  # 1 while a job runs
+_SLEEPING = 192  # helpers that must be woken
+_STOP = 256
+_FUNCTION = 320
+_ARGUMENTS = 384
+_SIZE = _ARGUMENTS + 8 * MAX_ARGUMENTS
+
+_NEXT_MASK = 0xFFFFFFFF
+_SPINS_BEFORE_SLEEP = 30_000
+_SPINS_BEFORE_YIELD = 2_000
+
+
+@compiled
+def _work(state: int) -> int:
+    """Claim and run chunks until none is left; the number run."""
+    count = 0
+    while True:
+        ticket = atomic_load(state + _TICKET)
+        if (ticket & _NEXT_MASK) >= (ticket >> 32):
+            return count
+        # The job may have changed since the look above: what counts is the claimed ticket,
+        # and while its chunk is not done the job stays as it is.
+        ticket = atomic_add(state + _TICKET, 1)
+        chunk = ticket & _NEXT_MASK
+        if chunk >= (ticket >> 32):
+            return count
+        call_kernel(load_i64(state + _FUNCTION, 0), state + _ARGUMENTS, chunk)
+        atomic_add(state + _DONE, 1)
+        count += 1
+
+
+@compiled
+def _help(state: int) -> None:
+    """A helper's loop: run chunks; return when there was nothing to do for a while."""
+    atomic_add(state + _SLEEPING, -1)
+    spins = 0
+    while spins < _SPINS_BEFORE_SLEEP and atomic_load(state + _STOP) == 0:
+        if _work(state) > 0:
+            spins = 0
+        spin_pause()
+        spins += 1
+    atomic_add(state + _SLEEPING, 1)
+
+
+@compiled
+def _run(
+    state: int,
+    first: int,
+    function: int,
+    chunks: int,
+    a0: int,
+    a1: int,
+    a2: int,
+    a3: int,
+    a4: int,
+    a5: int,
+    a6: int,
+    a7: int,
+    a8: int,
+    a9: int,
+    a10: int,
+    a11: int,
+    a12: int,
+    a13: int,
+    a14: int,
+    a15: int,
+) -> Any:
+    """Run `first` once, then all chunks of `function`; the number of sleeping helpers."""
+    values = (a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15)
+    shared = chunks > 1 and atomic_exchange(state + _OWNER, 1) == 0
+    private = np.empty(MAX_ARGUMENTS, np.int64)
+    arguments = state + _ARGUMENTS if shared else private.ctypes.data
+    for i in range(MAX_ARGUMENTS):
+        store_i64(arguments, i, values[i])
+    if first != 0:
+        call_kernel(first, arguments, 0)
+    if not shared:
+        for chunk in range(chunks):
+            call_kernel(function, arguments, chunk)
+        return 0 * private.size
+    store_i64(state + _FUNCTION, 0, function)
+    atomic_store(state + _DONE, 0)
+    atomic_store(state + _TICKET, chunks << 32)
+    sleeping = atomic_load(state + _SLEEPING)
+    _work(state)
+    spins = 0
+    while atomic_load(state + _DONE) < chunks:
+        spin_pause()
+        spins += 1
+        if spins > _SPINS_BEFORE_YIELD:
+            yield_processor()
+    atomic_store(state + _OWNER, 0)
+    return sleeping
+
+
+class Pool:
+    """Helper threads beside the thread that calls `run`.
+
+    Any thread may call; while one job runs, a second caller does its own work alone.
+    """
+
+    def __init__(self, num_threads: int) -> None:
+        self._memory = np.zeros(_SIZE + 64, np.uint8)
+        self._state = (self._memory.ctypes.data + 63) // 64 * 64
+        self._wake = [threading.Event() for _ in range(num_threads - 1)]
+        self._threads = [
+            threading.Thread(target=self._serve, args=(event,), name="octavo-kernel", daemon=True)
+            for event in self._wake
+        ]
+        for thread in self._threads:
+            _add(self._state + _SLEEPING, 1)
+            thread.start()
+
+    @property
+    def num_threads(self) -> int:
+        """Threads that share a job, the caller included."""
+        return len(self._threads) + 1
+
+    def run(self, kernel: Kernel, chunks: int, *arguments: int, first: int = 0) -> None:
+        """Run all chunks and return when they are done; `first` is a kernel to run before."""
+        padding = (0,) * (MAX_ARGUMENTS - len(arguments))
+        if _run(self._state, first, kernel.address, chunks, *arguments, *padding):
+            for event in self._wake:
+                event.set()
+
+    def close(self) -> None:
+        """Stop the helpers; later jobs run on the caller alone."""
+        _store(self._state + _STOP, 1)
+        for event in self._wake:
+            event.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _serve(self, event: threading.Event) -> None:
+        while True:
+            event.wait()
+            event.clear()
+            if _load(self._state + _STOP):
+                return
+            _help(self._state)
+
+
+@compiled
+def _add(address: int, value: int) -> Any:
+    return atomic_add(address, value)
+
+
+@compiled
+def _load(address: int) -> Any:
+    return atomic_load(address)
+
+
+@compiled
+def _store(address: int, value: int) -> None:
+    atomic_store(address, value)
+
+
+@cache
+def shared_pool() -> Pool:
+    """The pool of this process, one thread for each processor it may use."""
+    pool = Pool(len(os.sched_getaffinity(0)))
+    atexit.register(pool.close)
+    return pool

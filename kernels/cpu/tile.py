@@ -1,0 +1,161 @@
+# ruff: noqa: ANN401, PLR0913  # Numba and llvmlite have no types; kernels take addresses and sizes
+"""The core of all matrix products here: one tile of C = A x W, emitted as LLVM IR.
+
+W is stored in panels of 16 columns, so that one row of a panel fills two AVX registers:
+
+    bfloat16  [K / 2][16][2]   rows k and k + 1 side by side; widening is then a shift for
+                               the one and a mask for the other, without a shuffle
+    float16   [K][16]
+    float32   [K][16]
+
+Plain Numba loops reach a quarter of this speed: LLVM neither keeps the accumulators in
+registers nor chooses this order of loops by itself.
+"""
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from octavo.kernels.cpu.intrinsics import Typed, declared, pointer
+from octavo.kernels.cpu.numbers import BF16, F16, F32
+
+PANEL = 16
+# Five rows of two registers, four for weights, a broadcast and a mask: all sixteen of AVX2.
+MAX_ROWS = 5
+
+_I8 = ir.IntType(8)
+_I32 = ir.IntType(32)
+_I64 = ir.IntType(64)
+_FLOAT = ir.FloatType()
+_VECTOR = ir.VectorType(_FLOAT, PANEL)
+_WORDS = ir.VectorType(_I32, PANEL)
+_HALVES = ir.VectorType(ir.HalfType(), PANEL)
+
+
+def _load(builder: Any, address: Any, kind: ir.Type, align: int) -> Any:
+    value = builder.load(pointer(builder, address, kind))
+    value.align = align
+    return value
+
+
+def _broadcast(builder: Any, address: Any) -> Any:
+    scalar = _load(builder, address, _FLOAT, 4)
+    single = builder.insert_element(
+        ir.Constant(_VECTOR, ir.Undefined), scalar, ir.Constant(_I32, 0)
+    )
+    lanes = ir.Constant(ir.VectorType(_I32, PANEL), [0] * PANEL)
+    return builder.shuffle_vector(single, ir.Constant(_VECTOR, ir.Undefined), lanes)
+
+
+def _weights(builder: Any, kind: int, address: Any) -> list[Any]:
+    """The float32 rows of W that one step consumes: two for bfloat16, else one."""
+    if kind == F32:
+        return [_load(builder, address, _VECTOR, 4)]
+    if kind == F16:
+        return [builder.fpext(_load(builder, address, _HALVES, 2), _VECTOR)]
+    words = _load(builder, address, _WORDS, 4)
+    even = builder.shl(words, ir.Constant(_WORDS, [16] * PANEL))
+    odd = builder.and_(words, ir.Constant(_WORDS, [0xFFFF0000] * PANEL))
+    return [builder.bitcast(even, _VECTOR), builder.bitcast(odd, _VECTOR)]
+
+
+def _prefetch(builder: Any, address: Any) -> None:
+    byte = _I8.as_pointer()
+    function = declared(builder, "llvm.prefetch.p0", ir.VoidType(), [byte, _I32, _I32, _I32])
+    flags = [ir.Constant(_I32, value) for value in (0, 3, 1)]
+    builder.call(function, [builder.inttoptr(address, byte), *flags])
+
+
+def _emit_tile(builder: Any, kind: int, rows: int, accumulate: bool, args: Any) -> None:
+    a, stride, w, steps, ahead, c, c_stride = args
+    per_step = 2 if kind == BF16 else 1
+    step_bytes = PANEL * {BF16: 4, F16: 2, F32: 4}[kind]
+    # Few rows would wait for the latency of one chain of additions: give each row of W its own.
+    chains = per_step if rows <= 2 else 1
+    zero = ir.Constant(_VECTOR, [0.0] * PANEL)
+    fma = declared(builder, f"llvm.fma.v{PANEL}f32", _VECTOR, [_VECTOR] * 3)
+    c_rows = [builder.add(c, builder.mul(c_stride, ir.Constant(_I64, r))) for r in range(rows)]
+    a_rows = [builder.add(a, builder.mul(stride, ir.Constant(_I64, r))) for r in range(rows)]
+    start = [_load(builder, row, _VECTOR, 4) if accumulate else zero for row in c_rows]
+    start += [zero] * (rows * (chains - 1))
+
+    entry = builder.block
+    loop = builder.append_basic_block("tile.loop")
+    done = builder.append_basic_block("tile.done")
+    builder.cbranch(builder.icmp_signed(">", steps, ir.Constant(_I64, 0)), loop, done)
+
+    builder.position_at_end(loop)
+    index = builder.phi(_I64)
+    index.add_incoming(ir.Constant(_I64, 0), entry)
+    sums = []
+    for value in start:
+        phi = builder.phi(_VECTOR)
+        phi.add_incoming(value, entry)
+        sums.append(phi)
+    here = builder.add(w, builder.mul(index, ir.Constant(_I64, step_bytes)))
+    _prefetch(builder, builder.add(here, ahead))
+    offset = builder.mul(index, ir.Constant(_I64, 4 * per_step))
+    new = list(sums)
+    for k, weight in enumerate(_weights(builder, kind, here)):
+        for r in range(rows):
+            at = builder.add(builder.add(a_rows[r], offset), ir.Constant(_I64, 4 * k))
+            slot = r + rows * (k % chains)
+            new[slot] = builder.call(fma, [_broadcast(builder, at), weight, new[slot]])
+    following = builder.add(index, ir.Constant(_I64, 1))
+    index.add_incoming(following, loop)
+    for phi, value in zip(sums, new, strict=True):
+        phi.add_incoming(value, loop)
+    builder.cbranch(builder.icmp_signed("<", following, steps), loop, done)
+
+    builder.position_at_end(done)
+    final = []
+    for before, value in zip(start, new, strict=True):
+        phi = builder.phi(_VECTOR)
+        phi.add_incoming(before, entry)
+        phi.add_incoming(value, loop)
+        final.append(phi)
+    for r in range(rows):
+        total = final[r] if chains == 1 else builder.fadd(final[r], final[r + rows])
+        store = builder.store(total, pointer(builder, c_rows[r], _VECTOR))
+        store.align = 4
+
+
+@intrinsic(prefer_literal=True)
+def gemm_tile(
+    typingctx: Any,
+    kind: Any,
+    accumulate: Any,
+    rows: Any,
+    a: Any,
+    a_stride: Any,
+    w: Any,
+    steps: Any,
+    ahead: Any,
+    c: Any,
+    c_stride: Any,
+) -> Typed:
+    """C[rows, 16] = (C if accumulate) + A[rows, K] x panel; A and C float32, rows 1 to 5.
+
+    `kind` and `accumulate` are literals. Strides and `ahead`, the distance at which weights are
+    prefetched, are in bytes; `steps` counts rows of the stored panel (K, or K / 2 for bfloat16).
+    """
+    if not all(isinstance(item, types.IntegerLiteral) for item in (kind, accumulate)):
+        return None  # type: ignore[return-value]  # Numba then reports the wrong types
+    kind_value, accumulate_value = kind.literal_value, bool(accumulate.literal_value)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        after = builder.append_basic_block("tile.after")
+        variants = [builder.append_basic_block(f"tile.{n}") for n in range(1, MAX_ROWS + 1)]
+        switch = builder.switch(args[2], variants[-1])
+        for count, variant in enumerate(variants[:-1], 1):
+            switch.add_case(ir.Constant(_I64, count), variant)
+        for count, variant in enumerate(variants, 1):
+            builder.position_at_end(variant)
+            _emit_tile(builder, kind_value, count, accumulate_value, args[3:])
+            builder.branch(after)
+        builder.position_at_end(after)
+        return context.get_dummy_value()
+
+    return types.void(kind, accumulate, *[types.int64] * 8), codegen
