@@ -1,0 +1,1 @@
+"""Terminal client of a running server: `octavo chat` and `octavo complete`."""
