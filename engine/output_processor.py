@@ -4,6 +4,7 @@ Runs on the event loop thread; it holds the text state of every unfinished choic
 decided here, so the engine is asked to abort a choice whose text has ended.
 """
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -13,6 +14,8 @@ from octavo.engine.core.request_output import SequenceDelta
 from octavo.engine.core.sampling_params import SamplingParams
 from octavo.engine.detokenizer import Detokenizer
 from octavo.engine.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +32,8 @@ class TokenAlternative:
 class TokenRecord:
     """The token at a position with its raw log-probability, and the best alternatives.
 
-    `rank` is 1 for the most likely token. `text_offset` is the number of characters of the
-    choice's own text before this token; 0 for prompt tokens.
+    `rank` is 1 for the most likely token. `text` is that of the token alone. `text_offset` is the
+    number of characters of the choice's own text before this token; 0 for prompt tokens.
     """
 
     token_id: int
@@ -143,7 +146,14 @@ class OutputProcessor:
                 result.errors[delta.request_id] = delta.error or "The request was aborted"
                 self.remove(delta.request_id)
                 continue
-            output = self._process_delta(request, delta)
+            try:
+                output = self._process_delta(request, delta)
+            except Exception:
+                # A fault in one request's text must not take the others with it.
+                logger.exception("Request %s failed while its text was made", delta.request_id)
+                result.errors[delta.request_id] = "The text of the request could not be made"
+                self.remove(delta.request_id)
+                continue
             result.outputs.setdefault(delta.request_id, []).append(output)
             if output.finish_reason is None:
                 continue
@@ -173,7 +183,8 @@ class OutputProcessor:
         detokenized = choice.detokenizer.append(visible, last=delta.finish_reason is not None)
 
         token_ids = delta.token_ids
-        finish_reason, stop_reason = delta.finish_reason, delta.stop_reason
+        finish_reason = delta.finish_reason
+        stop_reason: str | int | None = delta.stop_reason
         if detokenized.stop is not None:
             token_ids = token_ids[: detokenized.num_tokens_used]
             finish_reason, stop_reason = FinishReason.STOP, detokenized.stop
@@ -182,7 +193,7 @@ class OutputProcessor:
             index=delta.index,
             text=detokenized.text,
             token_ids=token_ids,
-            logprobs=self._records(choice, delta.logprobs[: len(token_ids)]),
+            logprobs=self._records(choice, delta.logprobs[: len(token_ids)], detokenized.pieces),
             finish_reason=finish_reason,
             stop_reason=stop_reason,
             num_prompt_tokens=len(request.prompt_token_ids),
@@ -192,13 +203,13 @@ class OutputProcessor:
         )
 
     def _records(
-        self, choice: _Choice, logprobs: Sequence[TokenLogprobs]
+        self, choice: _Choice, logprobs: Sequence[TokenLogprobs], pieces: Sequence[str]
     ) -> tuple[TokenRecord, ...]:
         records = []
-        for entry in logprobs:
-            record = self._record(entry, choice.num_chars)
-            choice.num_chars += len(record.text)
-            records.append(record)
+        for position, entry in enumerate(logprobs):
+            records.append(self._record(entry, choice.num_chars))
+            # The token that ends a text has no piece of it.
+            choice.num_chars += len(pieces[position]) if position < len(pieces) else 0
         return tuple(records)
 
     def _prompt_records(

@@ -1,0 +1,156 @@
+"""ASGI middlewares around all routes.
+
+From outside in: RequestContextMiddleware, CORS, AuthMiddleware, BodyLimitMiddleware, and the
+boundary that turns unexpected exceptions into answers. They are plain ASGI: Starlette's
+BaseHTTPMiddleware would hide a client's disconnect from the routes.
+"""
+
+import logging
+import re
+import time
+import uuid
+from collections.abc import Collection
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from octavo.engine.core.errors import BodyTooLargeError
+from octavo.server.errors import CLIENT_CLOSED_REQUEST
+from octavo.server.metrics import ServerMetrics
+
+access_logger = logging.getLogger("octavo.access")
+
+REQUEST_ID_HEADER = "x-request-id"
+# What may go into a header and a log line unchanged.
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_NO_ROUTE = "none"
+_KNOWN_METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH"})
+_REJECTIONS = {
+    400: "invalid",
+    404: "invalid",
+    413: "invalid",
+    415: "invalid",
+    401: "unauthorized",
+    429: "queue_full",
+    503: "not_ready",
+}
+
+
+class RequestContextMiddleware:
+    """Gives each request an id, counts it and logs it.
+
+    The id is the client's `x-request-id` or a fresh one; it is at `scope["state"]["request_id"]`,
+    and a route may put another there before it answers. `quiet_paths` are left out of the log.
+    """
+
+    def __init__(
+        self, app: ASGIApp, metrics: ServerMetrics, quiet_paths: Collection[str] = ()
+    ) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._quiet_paths = frozenset(quiet_paths)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application and look at what it answers."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = _Exchange(scope, receive, send)
+        started = time.monotonic()
+        try:
+            await self._app(scope, exchange.receive, exchange.send)
+        finally:
+            self._record(scope, exchange.status, time.monotonic() - started)
+
+    def _record(self, scope: Scope, status: int, seconds: float) -> None:
+        path, method = scope["path"], scope["method"]
+        route = scope.get("route")
+        handler = _NO_ROUTE if route is None else route.path
+        # Paths and methods come from clients: only known ones may become labels.
+        label = method if method in _KNOWN_METHODS else "other"
+        self._metrics.observe_http(handler, label, status, seconds)
+        reason = _REJECTIONS.get(status)
+        if reason is not None and (status == 401 or (method == "POST" and path != "/ping")):
+            self._metrics.count_rejected(reason)
+        if path not in self._quiet_paths:
+            request_id = scope["state"]["request_id"]
+            access_logger.info(
+                "%s %s %d %.1f ms %s",
+                method,
+                _printable(path),
+                status,
+                seconds * 1000,
+                request_id,
+                extra={"request_id": request_id, "status": status},
+            )
+
+
+class _Exchange:
+    """One request's channels, watched."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._complete = False
+        # What is logged when the application fails before it answers.
+        self.status = 500
+        given = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.disconnect" and not self._complete:
+            self.status = CLIENT_CLOSED_REQUEST
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            if self.status != CLIENT_CLOSED_REQUEST:
+                self.status = message["status"]
+            request_id = self._scope["state"]["request_id"]
+            MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
+        elif message["type"] == "http.response.body" and not message.get("more_body", False):
+            self._complete = True
+        await self._send(message)
+
+
+class BodyLimitMiddleware:
+    """Lets a route read at most `max_body_size` bytes; then its read raises BodyTooLargeError.
+
+    The check happens where the body is read, so that keys, paths and the queue are checked first.
+    """
+
+    def __init__(self, app: ASGIApp, max_body_size: int) -> None:
+        self._app = app
+        self._limit = max_body_size
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application with a counted `receive`."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        declared = Headers(scope=scope).get("content-length", "")
+        declared_size = int(declared) if declared.isdecimal() else 0
+        counted = 0
+
+        async def limited_receive() -> Message:
+            nonlocal counted
+            if declared_size > self._limit:
+                raise self._too_large()
+            message = await receive()
+            if message["type"] == "http.request":
+                counted += len(message.get("body", b""))
+                if counted > self._limit:
+                    raise self._too_large()
+            return message
+
+        await self._app(scope, limited_receive, send)
+
+    def _too_large(self) -> BodyTooLargeError:
+        return BodyTooLargeError(f"The body is larger than {self._limit} bytes")
+
+
+def _printable(path: str) -> str:
+    return "".join(char if char.isprintable() else "?" for char in path[:256])
