@@ -1,1 +1,1 @@
-"""Blocks, block tables and their sharing; no torch."""
+"""Blocks of the KV cache: who holds them, what they contain, which are free; no torch."""

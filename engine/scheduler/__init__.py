@@ -1,1 +1,1 @@
-"""What runs in each step; no torch."""
+"""Which tokens are computed in which step; no torch."""

@@ -1,0 +1,102 @@
+"""The engine as plain calls: requests in, one step at a time, deltas out."""
+
+import random
+
+from octavo.config.engine import EngineConfig
+from octavo.engine.cache.kv_cache_manager import KVCacheManager
+from octavo.engine.core.errors import ContextLengthError, InvalidRequestError
+from octavo.engine.core.limits import EngineLimits
+from octavo.engine.core.messages import AddRequest
+from octavo.engine.core.request import Request
+from octavo.engine.core.request_output import EngineStats, SequenceDelta
+from octavo.engine.executor.base import Executor
+from octavo.engine.scheduler.scheduler import Scheduler
+
+__all__ = ["EngineLimits", "LLMEngine"]
+
+
+class LLMEngine:
+    """Puts scheduler, cache and executor together. Synchronous; one thread at a time."""
+
+    def __init__(self, config: EngineConfig, limits: EngineLimits, executor: Executor) -> None:
+        self.limits = limits
+        self._executor = executor
+        self._kv_cache = KVCacheManager(
+            limits.num_blocks, limits.block_size, config.cache.enable_prefix_caching
+        )
+        self._scheduler = Scheduler(config.scheduler, limits, self._kv_cache)
+        # With a configured seed the n-th request without its own draws the same number each run.
+        seed = config.load.seed
+        self._seeds = random.SystemRandom() if seed is None else random.Random(seed)
+        self._shut_down = False
+
+    def add_request(self, request: AddRequest) -> None:
+        """Queue a request. Raises RequestError for one that could never be served."""
+        self._check(request)
+        seed = request.params.seed
+        self._scheduler.add_request(
+            Request(
+                request_id=request.request_id,
+                prompt_token_ids=request.prompt_token_ids,
+                params=request.params,
+                seed=self._seeds.getrandbits(63) if seed is None else seed,
+                arrival_time=request.arrival_time,
+                priority=request.priority,
+                cache_salt=request.cache_salt,
+            )
+        )
+
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """End a request or one choice of it; unknown or finished ones are left alone.
+
+        The terminal deltas come with the next step.
+        """
+        self._scheduler.abort(request_id, index)
+
+    def has_work(self) -> bool:
+        """True while a step would compute or hand out something."""
+        return self._scheduler.has_work
+
+    def step(self) -> list[SequenceDelta]:
+        """Schedule, run the model, and return what came of it."""
+        if not self._scheduler.has_requests:
+            return self._scheduler.take_deltas()
+        plan = self._scheduler.schedule()
+        output = self._executor.execute_model(plan)
+        return self._scheduler.update_from_output(plan, output)
+
+    def stats(self) -> EngineStats:
+        """Counters and gauges after the last step."""
+        return self._scheduler.stats()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all blocks kept for reuse; False, with nothing changed, while any is in use."""
+        return self._kv_cache.reset_prefix_cache()
+
+    def check_integrity(self) -> None:
+        """Assert that all bookkeeping agrees; between steps only."""
+        self._scheduler.check_integrity()
+
+    def shutdown(self) -> None:
+        """Release the executor; later calls do nothing."""
+        if not self._shut_down:
+            self._shut_down = True
+            self._executor.shutdown()
+
+    def _check(self, request: AddRequest) -> None:
+        limits, prompt = self.limits, request.prompt_token_ids
+        if self._scheduler.has_request(request.request_id):
+            raise InvalidRequestError("a request with this id is open already", "request_id")
+        if not prompt:
+            raise InvalidRequestError("the prompt holds no token", "prompt")
+        if min(prompt) < 0 or max(prompt) >= limits.vocab_size:
+            raise InvalidRequestError(
+                f"prompt token ids must be between 0 and {limits.vocab_size - 1}", "prompt"
+            )
+        max_tokens = request.params.max_tokens
+        if len(prompt) + max_tokens > limits.max_model_len:
+            raise ContextLengthError(
+                f"the context holds {limits.max_model_len} tokens, but the prompt has "
+                f"{len(prompt)} and {max_tokens} more are asked for",
+                "prompt",
+            )

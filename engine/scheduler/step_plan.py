@@ -1,0 +1,48 @@
+"""The step that is being put together."""
+
+from octavo.engine.cache.kv_cache_manager import Allocation
+from octavo.engine.core.request import Sequence
+
+
+class StepPlan:
+    """What has been given to each sequence so far, and what is left.
+
+    `budget` is the number of tokens still free in the step. `entries` maps seq_id to the
+    sequence, its number of tokens and the change of its block table, in the order of computing.
+    `num_owed_blocks` is what prompts that stay unfinished after this step will still need.
+    """
+
+    __slots__ = ("budget", "entries", "num_owed_blocks", "preempted")
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.entries: dict[int, tuple[Sequence, int, Allocation]] = {}
+        self.num_owed_blocks = 0
+        self.preempted = False
+
+    def add(self, sequence: Sequence, num_tokens: int, allocation: Allocation) -> None:
+        """Let the sequence compute its next `num_tokens` tokens."""
+        self.entries[sequence.seq_id] = (sequence, num_tokens, allocation)
+        self.budget -= num_tokens
+
+    def drop(self, sequence: Sequence) -> None:
+        """Take back what a sequence was given, its block copies too, since it is preempted."""
+        self.preempted = True
+        entry = self.entries.pop(sequence.seq_id, None)
+        if entry is not None:
+            self.budget += entry[1]
+
+
+def chunk_size(num_wanted: int, budget: int, num_others: int, threshold: int) -> int:
+    """How many of `num_wanted` tokens one sequence gets of what is left of the budget.
+
+    What can be finished in this step is. A longer prompt gets at most half of the rest while
+    `num_others` wait behind it, and leaves one token or more to each of them, so that a short
+    newcomer starts at once. `threshold` caps a long prompt in any case; 0 is no cap.
+    """
+    cap = min(threshold, budget) if threshold else budget
+    if num_wanted <= cap:
+        return num_wanted
+    if num_others:
+        cap = min(cap, max(1, min((budget + 1) // 2, budget - num_others)))
+    return cap
