@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.engine.attention.metadata import ForwardBatch
+from octavo.engine.attention.metadata import ForwardBatch, KVCacheLayout
 from octavo.engine.core.model_output import ModelOutput, TokenLogprobs
 from octavo.engine.core.scheduler_output import NewSequence, ScheduledSequence, SchedulerOutput
 from octavo.engine.worker.adjustments import make_adjustments
@@ -57,7 +57,7 @@ class ModelRunner:
     ) -> None:
         self._model = model
         self._kv_cache = kv_cache
-        self._limits = limits
+        self.limits = limits
         self._device = device
         self._sampler = Sampler(limits.vocab_size, device)
         self._state = BatchState(
@@ -66,6 +66,11 @@ class ModelRunner:
             kv_cache.layout.block_size,
             limits.vocab_size,
         )
+
+    @property
+    def layout(self) -> KVCacheLayout:
+        """Shape of the cache of one layer."""
+        return self._kv_cache.layout
 
     @torch.inference_mode()
     def execute(self, plan: SchedulerOutput) -> ModelOutput:
@@ -97,7 +102,7 @@ class ModelRunner:
                 self._state.set_blocks(row, item.block_offset, item.new_block_ids)
 
     def _add(self, sequence: NewSequence) -> None:
-        limits = self._limits
+        limits = self.limits
         adjustments = make_adjustments(
             sequence.params, limits.eos_token_ids, limits.vocab_size, self._device
         )
@@ -160,7 +165,7 @@ class ModelRunner:
         records: list[TokenLogprobs] = []
         for start in range(0, targets.size, _SCORED_POSITIONS):
             part = slice(start, start + _SCORED_POSITIONS)
-            logits = self._model.compute_logits(hidden[part])[:, : self._limits.vocab_size]
+            logits = self._model.compute_logits(hidden[part])[:, : self.limits.vocab_size]
             best, _ = ops.argmax(logits)
             if not bool(best.isfinite().all()):
                 return None
