@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -204,3 +204,10 @@ class EngineLoop:
             # The receiver may be what failed; the end of the loop must not hang on it.
             logger.exception("the last results could not be handed out")
         return True
+
+
+def _error_deltas(request_id: str, choices: Iterable[int], error: str) -> list[SequenceDelta]:
+    return [
+        SequenceDelta(request_id, index, (), finish_reason=FinishReason.ERROR, error=error)
+        for index in choices
+    ]
