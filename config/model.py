@@ -19,9 +19,9 @@ class RopeConfig(ConfigModel):
     """
 
     rope_type: RopeType = "default"
-    theta: float = Field(default=10000.0, gt=0)
+    theta: float = Field(default=10000.0, gt=0, allow_inf_nan=False)
     rotary_dim: int = Field(ge=2, multiple_of=2)
-    factor: float | None = Field(default=None, gt=0)
+    factor: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     original_max_position_embeddings: int | None = Field(default=None, ge=1)
     low_freq_factor: float | None = None
     high_freq_factor: float | None = None
@@ -174,6 +174,8 @@ def model_config_from_hf(config: Mapping[str, Any]) -> ModelConfig:
             for item in error.errors()
         ]
         raise ValueError("; ".join(problems)) from None
+    except TypeError as error:
+        raise ValueError(f"a value is of the wrong type: {error}") from None
 
 
 def _read(model_type: str, keys: Mapping[str, Any]) -> ModelConfig:
@@ -255,7 +257,9 @@ def _read_windows(model_type: str, keys: Mapping[str, Any]) -> tuple[int | None,
 
 def _read_rope(keys: Mapping[str, Any], head_dim: int) -> RopeConfig:
     """`rope_scaling` with `rope_theta` beside it, or `rope_parameters`, which holds all."""
-    given: Mapping[str, Any] = keys.get("rope_scaling") or keys.get("rope_parameters") or {}
+    given = keys.get("rope_scaling") or keys.get("rope_parameters") or {}
+    if not isinstance(given, Mapping):
+        raise ValueError(f"rope_scaling must be an object, not {given!r}")
     if any(isinstance(value, Mapping) for value in given.values()):
         raise ValueError("rope_parameters that differ between layer types are not supported")
     rope_type = given.get("rope_type") or given.get("type") or "default"

@@ -102,9 +102,7 @@ def test_f11_head_sizes_and_ratios(head_dim: int, heads: tuple[int, int]) -> Non
         for row, prompt in batch.items():
             pair.assert_greedy(prompt, produced[row])
     ids = random_ids(40)
-    torch.testing.assert_close(
-        driver.prefill(100, ids), pair.expected(ids), atol=TOLERANCE, rtol=0
-    )
+    torch.testing.assert_close(driver.prefill(100, ids), pair.expected(ids), atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
