@@ -34,9 +34,9 @@ def show(screen: Screen, pieces: Pieces) -> Shown:
     try:
         with closing(pieces):
             for piece in pieces:
+                said.append(piece.text)
                 screen.reasoning(piece.reasoning)
                 screen.answer(piece.text)
-                said.append(piece.text)
                 cut = cut or piece.finish_reason == "length"
     except KeyboardInterrupt:
         return Shown("".join(said), complete=False)

@@ -96,7 +96,10 @@ class Client:
             yield Piece(choice.get("text") or "", finish_reason=choice.get("finish_reason"))
 
     def _choices(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        content = orjson.dumps({**body, "stream": True})
+        try:
+            content = orjson.dumps({**body, "stream": True})
+        except orjson.JSONEncodeError as error:
+            raise ClientError(f"the text cannot be sent: {error}") from error
         decoder = SSEDecoder()
         with (
             self._translated_errors(),

@@ -23,6 +23,7 @@ class Screen:
     def __init__(self) -> None:
         self._out = Console()
         self._notes = Console(stderr=True)
+        self._line_is_open = False
         self._thinking = False
 
     def answer(self, text: str) -> None:
@@ -30,20 +31,27 @@ class Screen:
         if self._thinking and text:
             self._thinking = False
             self._out.out("\n")
-        if self._out.is_terminal:
-            text = text.translate(_CONTROLS)
-        self._out.out(text, end="", highlight=False)
+        self._write(text)
 
     def reasoning(self, text: str) -> None:
         """The next part of a model's thinking, on a terminal only."""
         if text and self._out.is_terminal:
             self._thinking = True
-            self._out.out(text.translate(_CONTROLS), end="", style="dim italic", highlight=False)
+            self._write(text, style="dim italic")
 
     def end_answer(self) -> None:
-        """End the last line of an answer."""
-        self._thinking = False
-        self._out.out("")
+        """End the line that an answer has begun."""
+        if self._line_is_open:
+            self._out.out("")
+        self._line_is_open = self._thinking = False
+
+    def _write(self, text: str, style: str | None = None) -> None:
+        if not text:
+            return
+        self._line_is_open = True
+        if self._out.is_terminal:
+            text = text.translate(_CONTROLS)
+        self._out.out(text, end="", style=style, highlight=False)
 
     def note(self, text: str) -> None:
         """A remark of the program."""
@@ -68,12 +76,11 @@ class Screen:
             try:
                 line = read(_PROMPT)
             except EOFError:
-                self.end_answer()
+                self._out.out("")
                 return
             except KeyboardInterrupt:
-                self.end_answer()
+                self._out.out("")
                 self.note("Ctrl-D ends the program")
                 continue
             if line.strip():
-                # Bytes that are no UTF-8 arrive as surrogates, which JSON cannot hold.
-                yield line.encode("utf-8", "replace").decode()
+                yield line
