@@ -16,6 +16,11 @@ def cache_root() -> str:
     return os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
 
 
+def num_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
 def set_thread_defaults() -> Mapping[str, str]:
     """Set what OpenMP reads once, when torch is imported; a value that is set already stays.
 
@@ -27,7 +32,7 @@ def set_thread_defaults() -> Mapping[str, str]:
     Must run before torch is imported. Returns what it has set.
     """
     defaults = {
-        "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))),
+        "OMP_NUM_THREADS": str(num_cores()),
         "OMP_WAIT_POLICY": "PASSIVE",
     }
     chosen = {name: value for name, value in defaults.items() if name not in os.environ}

@@ -35,7 +35,18 @@ SECTIONS: Mapping[str, type[ConfigModel]] = {
     "device": DeviceConfig,
     "server": ServerConfig,
 }
+_PLAIN_KINDS: Mapping[Any, "Kind"] = {
+    bool: "bool",
+    int: "int",
+    float: "float",
+    str: "text",
+    tuple: "list",
+    dict: "json",
+}
 _SECRET_FIELDS = frozenset({"api_key"})
+
+
+Kind = typing.Literal["bool", "choice", "list", "json", "int", "float", "text"]
 
 
 class FlagError(ValueError):
@@ -50,7 +61,7 @@ class Flag:
     field: str
     description: str
     default: Any
-    kind: typing.Literal["bool", "choice", "list", "json", "value"]
+    kind: Kind
     choices: tuple[str, ...] = ()
 
     @property
@@ -100,23 +111,15 @@ def _make_flag(section: str, name: str, info: FieldInfo) -> Flag:
     )
 
 
-def _kind(
-    annotation: Any,  # noqa: ANN401 - an annotation may be any type form
-) -> tuple[typing.Literal["bool", "choice", "list", "json", "value"], tuple[str, ...]]:
+def _kind(annotation: Any) -> tuple[Kind, tuple[str, ...]]:  # noqa: ANN401 - any type form
     if isinstance(annotation, types.UnionType):
         annotation = next(arg for arg in annotation.__args__ if arg is not type(None))
     origin = typing.get_origin(annotation)
-    if annotation is bool:
-        return "bool", ()
     if origin is typing.Literal:
         return "choice", typing.get_args(annotation)
     if isinstance(annotation, type) and issubclass(annotation, enum.StrEnum):
         return "choice", tuple(member.value for member in annotation)
-    if origin is tuple:
-        return "list", ()
-    if origin is dict:
-        return "json", ()
-    return "value", ()
+    return _PLAIN_KINDS[origin or annotation], ()
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

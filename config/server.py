@@ -78,7 +78,9 @@ class ServerConfig(ConfigModel):
         default=30, ge=0, description="Seconds that accepted requests get after SIGTERM."
     )
     watchdog_timeout: float = Field(
-        default=300, gt=0, description="Seconds after which a step counts as hung, ending the engine."
+        default=300,
+        gt=0,
+        description="Seconds after which a step counts as hung, which ends the engine.",
     )
 
     served_model_name: tuple[str, ...] = Field(

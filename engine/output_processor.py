@@ -124,9 +124,7 @@ class OutputProcessor:
         self._tokenizer = tokenizer
         self._requests: dict[str, _Request] = {}
 
-    def add(
-        self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams
-    ) -> None:
+    def add(self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
         """Begin a request."""
         assert request_id not in self._requests, request_id
         self._requests[request_id] = _Request(prompt_token_ids, params)

@@ -9,7 +9,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from octavo.engine.core.errors import (
@@ -22,6 +22,7 @@ from octavo.engine.core.messages import AbortRequest, AddRequest, Message
 from octavo.engine.core.request import FinishReason
 from octavo.engine.core.request_output import EngineStats, SequenceDelta
 from octavo.engine.core.sampling_params import SamplingParams
+from octavo.engine.engine_loop import Heartbeat
 from octavo.engine.output_processor import ChoiceOutput, OutputProcessor, merge_outputs
 from octavo.engine.tokenizer import Tokenizer
 from octavo.server.metrics import RequestSummary, RequestTimes, ServerMetrics
@@ -34,20 +35,21 @@ OnFatal = Callable[[str], None]
 
 
 class EngineThread(Protocol):
-    """The engine's thread as seen from here; EngineLoop is one."""
+    """The engine's thread as seen from here; EngineLoop is one and documents the methods."""
 
     @property
-    def fatal_error(self) -> str | None:
-        """Why the engine stopped for good."""
+    def fatal_error(self) -> str | None: ...
 
-    def start(self) -> None:
-        """Start the thread."""
+    @property
+    def heartbeat(self) -> Heartbeat: ...
 
-    def post(self, message: Message) -> None:
-        """Hand a message over; from any thread."""
+    def start(self) -> None: ...
 
-    def shutdown(self, timeout: float) -> None:
-        """Stop after the running step and wait for it."""
+    def post(self, message: Message) -> None: ...
+
+    def fail(self, reason: str) -> None: ...
+
+    def shutdown(self, timeout: float | None = None) -> bool: ...
 
 
 EngineThreadFactory = Callable[[OnStep, OnFatal], EngineThread]
@@ -138,6 +140,14 @@ class AsyncEngine:
         if self._failure is None:
             await asyncio.to_thread(self._thread.shutdown, timeout)
 
+    def step_seconds(self) -> float:
+        """Seconds that the running step has taken so far; 0 between steps."""
+        return self._thread.heartbeat.step_age(time.monotonic())
+
+    def fail(self, reason: str) -> None:
+        """Declare the engine dead, as when a step never ends."""
+        self._thread.fail(reason)
+
     @property
     def failure(self) -> str | None:
         """Why the engine stopped for good; None while it lives."""
@@ -188,8 +198,7 @@ class AsyncEngine:
         if self._failure is not None:
             raise _dead()
         stream = _Stream(request, time.monotonic(), open_choices=request.params.num_sequences)
-        self._processor.add(request.request_id, request.prompt_token_ids, request.params)
-        self._streams[request.request_id] = stream
+        # First the engine, which may refuse; its first answer cannot come before this returns.
         self._thread.post(
             AddRequest(
                 request_id=request.request_id,
@@ -200,6 +209,8 @@ class AsyncEngine:
                 cache_salt=request.cache_salt,
             )
         )
+        self._processor.add(request.request_id, request.prompt_token_ids, request.params)
+        self._streams[request.request_id] = stream
         return stream
 
     def _close(self, stream: _Stream) -> None:
@@ -219,14 +230,10 @@ class AsyncEngine:
 
     def _fatal_from_thread(self, reason: str) -> None:
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self.mark_dead, reason)
+            self._loop.call_soon_threadsafe(self._on_fatal, reason)
 
-    def mark_dead(self, reason: str) -> None:
-        """End all requests with EngineDeadError and refuse new ones. Later calls do nothing."""
-        if self._failure is not None:
-            return
+    def _on_fatal(self, reason: str) -> None:
         self._failure = reason
-        self._stats = replace(self._stats, num_running=0, num_waiting=0, num_used_blocks=0)
         self.abort_all(_dead())
         self._on_dead(reason)
 

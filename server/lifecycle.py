@@ -1,5 +1,6 @@
 """Where the server stands: starting, ready, draining or failed."""
 
+import asyncio
 from enum import StrEnum
 
 from octavo.engine.core.errors import EngineDeadError, NotReadyError
@@ -26,6 +27,12 @@ class Lifecycle:
     def __init__(self) -> None:
         self._phase = Phase.STARTING
         self._failure: str | None = None
+        self._started = asyncio.Event()
+
+    async def wait_until_started(self) -> Phase:
+        """Wait for the end of the start, good or bad; returns the phase then."""
+        await self._started.wait()
+        return self._phase
 
     @property
     def phase(self) -> Phase:
@@ -46,17 +53,20 @@ class Lifecycle:
         """The model answers; does nothing when the server is already stopping or failed."""
         if self._phase is Phase.STARTING:
             self._phase = Phase.READY
+            self._started.set()
 
     def mark_draining(self) -> None:
         """New requests are refused from now on; those accepted go on."""
         if self._phase is not Phase.FAILED:
             self._phase = Phase.DRAINING
+            self._started.set()
 
     def mark_failed(self, reason: str) -> None:
         """The engine is gone for good. The first reason is kept."""
         if self._phase is not Phase.FAILED:
             self._phase = Phase.FAILED
             self._failure = reason
+            self._started.set()
 
     def check(self) -> None:
         """Raise NotReadyError or EngineDeadError unless requests are served."""
@@ -67,8 +77,6 @@ class Lifecycle:
                 _STARTING_RETRY_S,
             )
         if self._phase is Phase.DRAINING:
-            raise NotReadyError(
-                "The server is shutting down", "server_draining", _DRAINING_RETRY_S
-            )
+            raise NotReadyError("The server is shutting down", "server_draining", _DRAINING_RETRY_S)
         if self._phase is Phase.FAILED:
             raise EngineDeadError("The engine has failed and serves no more requests")

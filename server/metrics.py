@@ -133,7 +133,7 @@ class ServerMetrics:
     """
 
     def __init__(self, model_name: str = "") -> None:
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.num_prompt_tokens = 0
         self.num_generation_tokens = 0
         self._labels = (model_name, _ENGINE)
@@ -218,9 +218,7 @@ class ServerMetrics:
         return Counter(f"octavo:{name}", text, (*_LABELS, *labels), registry=self._registry)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(
-            f"octavo:{name}", text, _LABELS, buckets=buckets, registry=self._registry
-        )
+        return Histogram(f"octavo:{name}", text, _LABELS, buckets=buckets, registry=self._registry)
 
     def attach_engine(
         self, model_name: str, cache_info: Mapping[str, str], stats: Callable[[], EngineStats]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from starlette.requests import HTTPConnection
 
 from octavo.config.server import ServerConfig
+from octavo.engine.core.limits import EngineLimits
 from octavo.server.admission import Admission
 from octavo.server.async_engine import AsyncEngine
 from octavo.server.chat_service import ChatService
@@ -25,6 +26,7 @@ class Serving:
 
     engine: AsyncEngine
     model: ServedModel
+    limits: EngineLimits
     admission: Admission
     chat: ChatService
     completions: CompletionService
@@ -47,19 +49,24 @@ class AppState:
 
 
 def build_serving(
-    engine: AsyncEngine, model: ServedModel, config: ServerConfig, max_num_seqs: int
+    engine: AsyncEngine,
+    model: ServedModel,
+    limits: EngineLimits,
+    config: ServerConfig,
+    priority_scheduling: bool,
 ) -> Serving:
     """Wire the services around a running engine."""
     return Serving(
         engine=engine,
         model=model,
+        limits=limits,
         admission=Admission(
-            capacity=max_num_seqs + config.max_num_queued_reqs,
+            capacity=limits.max_num_seqs + config.max_num_queued_reqs,
             max_queued_tokens=config.max_num_queued_tokens,
             queued_tokens=engine.num_waiting_tokens,
         ),
-        chat=ChatService(engine, model, config),
-        completions=CompletionService(engine, model, config),
+        chat=ChatService(engine, model, config, priority_scheduling),
+        completions=CompletionService(engine, model, config, priority_scheduling),
     )
 
 

@@ -161,11 +161,9 @@ def test_a_fault_while_text_is_made_stays_with_its_request(tokenizer: Tokenizer)
 
 
 def test_records_carry_their_own_text_bytes_and_offset(tokenizer: Tokenizer) -> None:
-    ids = byte_ids("aé") + [EOS]
+    ids = [*byte_ids("aé"), EOS]
 
-    [output] = run(
-        start(tokenizer, logprobs=2), scored(ids, finish_reason=FinishReason.STOP)
-    )
+    [output] = run(start(tokenizer, logprobs=2), scored(ids, finish_reason=FinishReason.STOP))
 
     assert [record.token_bytes for record in output.logprobs[:3]] == [b"a", b"\xc3", b"\xa9"]
     assert [record.text_offset for record in output.logprobs] == [0, 1, 1, 2]

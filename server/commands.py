@@ -1,0 +1,139 @@
+"""`octavo serve` and `octavo env`.
+
+The heavy import is inside the function: flags are checked and the port is opened before seconds
+are spent on loading libraries, and the thread settings must be in place before torch is imported.
+"""
+
+import logging
+import platform
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from octavo.config.engine import EngineConfig
+from octavo.config.env import num_cores, octavo_variables, set_thread_defaults
+from octavo.config.flags import (
+    Flag,
+    FlagError,
+    all_flags,
+    build_configs,
+    settings_from_file,
+    settings_from_options,
+    settings_from_variables,
+)
+from octavo.config.server import ServerConfig
+from octavo.engine.core.errors import ConfigurationError
+from octavo.server.listener import open_listener
+from octavo.server.logs import configure_logging
+
+logger = logging.getLogger(__name__)
+
+_USAGE_ERROR = 2
+_CONFIG_VARIABLE = "OCTAVO_CONFIG"
+_METAVARS = {"int": "INTEGER", "float": "NUMBER", "json": "JSON"}
+_PACKAGES = ("octavo", "torch", "transformers", "triton", "numba", "fastapi", "uvicorn")
+
+
+def _option(flag: Flag) -> click.Option:
+    names = [flag.option, flag.field]
+    if flag.kind == "bool":
+        names[0] = f"{flag.option}/--no-{flag.key}"
+    kind: click.ParamType[Any] = click.STRING
+    if flag.kind == "choice":
+        kind = click.Choice(flag.choices)
+    elif flag.kind == "bool":
+        kind = click.BOOL
+    return click.Option(
+        names,
+        type=kind,
+        default=None,
+        multiple=flag.kind == "list",
+        metavar=_METAVARS.get(flag.kind),
+        help=flag.description + _default_text(flag),
+    )
+
+
+def _default_text(flag: Flag) -> str:
+    if flag.default is None or flag.default == ():
+        return ""
+    value = ", ".join(flag.default) if flag.kind == "list" else flag.default
+    if flag.kind == "bool":
+        value = "on" if flag.default else "off"
+    return f"  [default: {value}]" if value != "" else ""
+
+
+def _config_options(command: Callable[..., None]) -> click.Command:
+    """Make a command that takes every flag of the configuration."""
+    params: list[click.Parameter] = [
+        click.Argument(["model_argument"], metavar="[MODEL]", required=False),
+        click.Option(
+            ["--config", "config_file"],
+            metavar="FILE",
+            help=f"YAML file of settings; the keys are the flags' names. [env: {_CONFIG_VARIABLE}]",
+        ),
+        *(_option(flag) for flag in all_flags().values()),
+    ]
+    return click.Command("serve", callback=command, params=params, help=command.__doc__)
+
+
+def read_configs(
+    options: dict[str, Any], model: str | None, config_file: str | None
+) -> tuple[ServerConfig, EngineConfig, list[str]]:
+    """Join command line, variables and file; returns warnings too. Raises FlagError."""
+    if model is not None and options.get("model") is not None:
+        raise FlagError("MODEL and --model name the model twice; give one of them")
+    given = settings_from_options({**options, "model": model or options.get("model")})
+    known = octavo_variables()
+    path = config_file or known.pop(_CONFIG_VARIABLE, None)
+    variables, warnings = settings_from_variables(known)
+    from_file = {} if path is None else settings_from_file(Path(path))
+    server_config, engine_config = build_configs(given, variables, from_file)
+    return server_config, engine_config, warnings
+
+
+@_config_options
+def serve(model_argument: str | None, config_file: str | None, **options: Any) -> None:  # noqa: ANN401 - one per field
+    """Serve MODEL over HTTP: a directory, a GGUF file or a hub id; without one the starter model.
+
+    Each flag is also a variable OCTAVO_NAME and a key of the YAML file given by --config.
+    Command line wins over variable over file over default.
+    """
+    try:
+        server_config, engine_config, warnings = read_configs(options, model_argument, config_file)
+    except FlagError as error:
+        _fail(str(error), _USAGE_ERROR)
+    configure_logging(server_config.log_level, server_config.log_format)
+    for warning in warnings:
+        logger.warning("%s", warning)
+    try:
+        listener = open_listener(server_config)
+        set_thread_defaults()
+        from octavo.server import serve as server  # noqa: PLC0415 - see the module's docstring
+
+        code = server.run(server_config, engine_config, listener)
+    except ConfigurationError as error:
+        _fail(str(error), 1)
+    server.leave(code)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    click.echo(f"Error: {message}", err=True)
+    raise SystemExit(code)
+
+
+@click.command()
+def env() -> None:
+    """Show what a report about a problem needs: versions and hardware."""
+    lines = [f"python: {platform.python_version()} on {platform.platform()}"]
+    for package in _PACKAGES:
+        try:
+            lines.append(f"{package}: {version(package)}")
+        except PackageNotFoundError:
+            lines.append(f"{package}: not installed")
+    lines.append(f"cpu cores: {num_cores()}")
+    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        lines.append(f"gpu: {' '.join(path.read_text().splitlines()[0].split()[1:])}")
+    click.echo("\n".join(lines))

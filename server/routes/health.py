@@ -1,0 +1,66 @@
+"""Probes, the version and the metrics."""
+
+import uuid
+from contextlib import aclosing
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from octavo.engine.core.sampling_params import SamplingParams
+from octavo.server.async_engine import GenerateRequest
+from octavo.server.disconnect import run_until_disconnect
+from octavo.server.lifecycle import Phase
+from octavo.server.state import AppState, Serving, get_state
+from octavo.server.version import VERSION
+
+router = APIRouter(tags=["operations"])
+State = Annotated[AppState, Depends(get_state)]
+
+
+def _status(state: AppState) -> JSONResponse:
+    phase = state.lifecycle.phase
+    return JSONResponse({"status": phase.value}, 200 if phase is Phase.READY else 503)
+
+
+@router.get("/health")
+@router.get("/health/ready")
+@router.get("/ready")
+@router.get("/ping")
+@router.post("/ping")
+async def health(state: State) -> JSONResponse:
+    """Say whether requests are served: 200 or 503. Never runs the model."""
+    return _status(state)
+
+
+@router.get("/health_generate")
+async def health_generate(request: Request, state: State) -> JSONResponse:
+    """Make one token, so that the whole way through the engine is shown to work."""
+    serving = state.require_serving()
+    with serving.admission.admit():
+        await run_until_disconnect(request, _generate_one(serving))
+    return _status(state)
+
+
+async def _generate_one(serving: Serving) -> None:
+    work = GenerateRequest(
+        request_id=f"health-{uuid.uuid4().hex}",
+        prompt_token_ids=(serving.model.tokenizer.bos_token_id or 0,),
+        params=SamplingParams(max_tokens=1, temperature=0.0),
+    )
+    async with aclosing(serving.engine.generate(work)) as outputs:
+        async for _ in outputs:
+            pass
+
+
+@router.get("/version")
+async def version() -> dict[str, str]:
+    """Return the version of the server."""
+    return {"version": VERSION}
+
+
+@router.get("/metrics", response_class=Response)
+async def metrics(state: State) -> Response:
+    """Return all metrics in Prometheus' text format."""
+    return Response(state.metrics.render(), media_type=CONTENT_TYPE_LATEST)

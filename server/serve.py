@@ -1,0 +1,152 @@
+"""Running the application in this process until it is told to stop."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Generator
+
+import uvicorn
+from fastapi import FastAPI
+
+from octavo.config.engine import EngineConfig
+from octavo.config.server import ServerConfig
+from octavo.engine.core.errors import ConfigurationError
+from octavo.server.app import create_app
+from octavo.server.auth import load_api_keys
+from octavo.server.lifecycle import Phase
+from octavo.server.listener import describe, is_open_to_others
+from octavo.server.startup import Loader, load_engine
+from octavo.server.state import AppState, Serving
+from octavo.server.supervisor import Supervisor
+
+logger = logging.getLogger(__name__)
+
+# What connections get to close once nothing is being answered any more.
+_CLOSE_S = 5
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handling, which would close the port before the drain."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+
+def run(
+    server_config: ServerConfig,
+    engine_config: EngineConfig,
+    listener: socket.socket,
+    load: Loader = load_engine,
+) -> int:
+    """Serve on `listener` until a signal comes; returns the exit code.
+
+    Raises ConfigurationError when the start is impossible as configured.
+    """
+    app = create_app(server_config, engine_config, load)
+    config = _uvicorn_config(app, server_config)
+    if is_open_to_others(server_config, listener) and not load_api_keys(server_config):
+        logger.warning(
+            "Listening beyond this machine without a key: anyone who reaches the port can use it. "
+            "Give --api-key, or --host 127.0.0.1"
+        )
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        return runner.run(_Run(app, _Server(config), server_config, listener).main())
+
+
+def _uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
+    uvicorn_config = uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=config.timeout_keep_alive,
+        timeout_graceful_shutdown=_CLOSE_S,
+        ssl_keyfile=config.ssl_keyfile,
+        ssl_certfile=config.ssl_certfile,
+        ssl_ca_certs=config.ssl_ca_certs,
+        ssl_cert_reqs=2 if config.ssl_ca_certs else 0,
+    )
+    try:
+        uvicorn_config.load()
+    except OSError as error:
+        raise ConfigurationError(
+            f"--ssl-certfile, --ssl-keyfile or --ssl-ca-certs cannot be used: {error}"
+        ) from error
+    return uvicorn_config
+
+
+class _Run:
+    """One run of the server, from the first byte to the last."""
+
+    def __init__(
+        self, app: FastAPI, server: _Server, config: ServerConfig, listener: socket.socket
+    ) -> None:
+        self._server = server
+        self._config = config
+        self._listener = listener
+        self._state: AppState = app.state.octavo
+        self._supervisor: Supervisor = app.state.supervisor
+        self._stopping: asyncio.Task[None] | None = None
+
+    async def main(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        announcer = asyncio.create_task(self._announce())
+        await self._server.serve(sockets=[self._listener])
+        announcer.cancel()
+        if self._config.uds is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._config.uds)
+        return self._state.lifecycle.exit_code
+
+    def _on_signal(self, number: int) -> None:
+        if self._stopping is not None:
+            logger.warning("Second signal: ending at once")
+            logging.shutdown()
+            os._exit(128 + number)
+        logger.info("Shutting down; unfinished requests get %g s", self._config.shutdown_timeout)
+        self._stopping = asyncio.create_task(self._stop())
+
+    async def _stop(self) -> None:
+        await self._supervisor.drain()
+        self._server.should_exit = True
+
+    async def _announce(self) -> None:
+        """Say that the server is ready, or end it when it could not start."""
+        phase = await self._state.lifecycle.wait_until_started()
+        if phase is Phase.FAILED and self._state.serving is None:
+            self._server.should_exit = True
+        elif phase is Phase.READY and self._state.serving is not None:
+            logger.info("%s", _ready_message(self._config, self._listener, self._state.serving))
+
+
+def _ready_message(config: ServerConfig, listener: socket.socket, serving: Serving) -> str:
+    url = describe(config, listener)
+    model = serving.model
+    target = f"--unix-socket {config.uds} http://localhost" if config.uds else url
+    return (
+        f"Octavo is ready on {url} serving {', '.join(model.names)} "
+        f"(context {model.max_model_len} tokens, {serving.limits.num_blocks} cache blocks). Try:\n"
+        f"  curl {target}/v1/chat/completions -H 'Content-Type: application/json' "
+        """-d '{"messages": [{"role": "user", "content": "Hello!"}]}'"""
+    )
+
+
+def leave(code: int) -> None:
+    """End the process, also when a thread is stuck in a load or in a step.
+
+    Such threads are daemons, but the interpreter's own clean-up pulls away what they still use.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

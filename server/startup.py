@@ -1,0 +1,104 @@
+"""From configuration to a loaded engine; slow, and never run on the event loop."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from octavo.config.engine import EngineConfig
+from octavo.config.server import ServerConfig
+from octavo.engine.core.errors import ConfigurationError
+from octavo.engine.core.limits import EngineLimits
+from octavo.engine.engine_loop import EngineLoop
+from octavo.engine.executor.uniproc import UniprocExecutor
+from octavo.engine.llm_engine import LLMEngine
+from octavo.engine.loader import Checkpoint, resolve_checkpoint
+from octavo.engine.tokenizer import Tokenizer
+from octavo.server.async_engine import EngineThread, EngineThreadFactory, OnFatal, OnStep
+from octavo.server.chat_template import ChatTemplate
+from octavo.server.served_model import ServedModel
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """Everything that the server needs to start serving. `make_thread` is called once."""
+
+    model: ServedModel
+    limits: EngineLimits
+    make_thread: EngineThreadFactory
+
+    @property
+    def cache_info(self) -> Mapping[str, str]:
+        """Labels of the metric that describes the cache."""
+        return {
+            "block_size": str(self.limits.block_size),
+            "num_gpu_blocks": str(self.limits.num_blocks),
+        }
+
+
+Loader = Callable[[ServerConfig, EngineConfig], LoadedEngine]
+
+
+def load_engine(server_config: ServerConfig, engine_config: EngineConfig) -> LoadedEngine:
+    """Load the configured model. Raises ConfigurationError, of which CheckpointError is one."""
+    started = time.monotonic()
+    checkpoint = resolve_checkpoint(engine_config.load)
+    logger.info("Loading %s", checkpoint.name)
+    # Small files first: a fault in them shows before gigabytes are read.
+    tokenizer = Tokenizer.from_directory(checkpoint.tokenizer_dir)
+    template = ChatTemplate(
+        _template_source(server_config) or tokenizer.chat_template,
+        tokenizer,
+        server_config.chat_template_content_format,
+    )
+    executor = UniprocExecutor(engine_config, checkpoint)
+    limits = _limits(engine_config, checkpoint, executor)
+    engine = LLMEngine(engine_config, limits, executor)
+    logger.info("Loaded and warmed up in %.1f s", time.monotonic() - started)
+    if checkpoint.generation_defaults:
+        logger.info("Sampling defaults of the model: %s", dict(checkpoint.generation_defaults))
+
+    def make_thread(on_step: OnStep, on_fatal: OnFatal) -> EngineThread:
+        return EngineLoop(engine, on_step, on_fatal)
+
+    model = ServedModel(
+        names=server_config.served_model_name or (checkpoint.name,),
+        root=checkpoint.name,
+        created=int(time.time()),
+        max_model_len=limits.max_model_len,
+        vocab_size=limits.vocab_size,
+        tokenizer=tokenizer,
+        chat_template=template,
+        default_sampling_params=checkpoint.generation_defaults,
+    )
+    return LoadedEngine(model, limits, make_thread)
+
+
+def _limits(
+    config: EngineConfig, checkpoint: Checkpoint, executor: UniprocExecutor
+) -> EngineLimits:
+    return EngineLimits(
+        max_model_len=executor.max_model_len,
+        max_num_seqs=executor.max_num_seqs,
+        max_num_batched_tokens=executor.max_num_batched_tokens,
+        num_blocks=executor.num_blocks,
+        block_size=config.cache.block_size,
+        vocab_size=checkpoint.model_config.vocab_size,
+        eos_token_ids=checkpoint.model_config.eos_token_ids,
+    )
+
+
+def _template_source(config: ServerConfig) -> str | None:
+    given = config.chat_template
+    # Jinja text has braces; a name of a file hardly ever does.
+    if given is None or "{" in given:
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"--chat-template: {given} is neither a readable file nor a template: {error}"
+        ) from error
