@@ -1,0 +1,325 @@
+"""From a completion request to the engine, and from the engine's outputs to the answer."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+
+from octavo.config.server import ServerConfig
+from octavo.engine.core.errors import InvalidRequestError
+from octavo.engine.output_processor import ChoiceOutput, TokenRecord
+from octavo.engine.tokenizer import Tokenizer
+from octavo.server.async_engine import AsyncEngine, GenerateRequest
+from octavo.server.generation import (
+    AnswerHead,
+    RouteParams,
+    WantedTokens,
+    check_num_logprobs,
+    check_settings,
+    encode_bad_words,
+    sampling_params,
+    truncate_prompt,
+)
+from octavo.server.logprobs import CompletionLogprobs, LogprobStyle, prompt_logprobs
+from octavo.server.output_stream import CollectedChoice, CollectedPrompt, OutputStream, collect
+from octavo.server.protocol.completion import DEFAULT_MAX_TOKENS, CompletionRequest
+from octavo.server.served_model import ServedModel
+from octavo.server.streaming import ChunkFrame, json_text
+from octavo.server.usage import UsageCounter
+
+OBJECT = "text_completion"
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionPrompt:
+    """One prompt. `echo_text` is what its choices' texts begin with."""
+
+    token_ids: tuple[int, ...]
+    echo_text: str
+
+
+class CompletionJob:
+    """One completion request on its way through the engine."""
+
+    def __init__(
+        self,
+        body: CompletionRequest,
+        head: AnswerHead,
+        prompts: Sequence[CompletionPrompt],
+        requests: Sequence[GenerateRequest],
+        style: LogprobStyle | None,
+        tokenizer: Tokenizer,
+    ) -> None:
+        self.requests = requests
+        self.usage = UsageCounter([len(prompt.token_ids) for prompt in prompts])
+        self._body = body
+        self._head = head
+        self._prompts = prompts
+        self._style = style
+        self._tokenizer = tokenizer
+
+    async def answer(self, outputs: OutputStream) -> bytes:
+        """Read all outputs and return the body of the plain answer."""
+        collected = await collect(outputs, self.requests, self.usage)
+        choices = [
+            self._choice(number * self._body.n + place, number, choice, result)
+            for number, result in enumerate(collected)
+            for place, choice in enumerate(_best(result.choices, self._body.n))
+        ]
+        return orjson.dumps(
+            self._head.fields(OBJECT) | {"choices": choices, "usage": self.usage.as_dict()}
+        )
+
+    def writer(self) -> "CompletionChunkWriter":
+        """Return what renders the stream."""
+        frame = ChunkFrame(
+            self._head, OBJECT, self.usage, self._body.include_usage, self._body.continuous_usage
+        )
+        return CompletionChunkWriter(self, frame)
+
+    def _choice(
+        self, index: int, number: int, choice: CollectedChoice, result: CollectedPrompt
+    ) -> dict[str, Any]:
+        logprobs = self.new_logprobs(number, result.prompt_logprobs)
+        if logprobs is not None:
+            logprobs.add(choice.logprobs)
+        answer: dict[str, Any] = {
+            "index": index,
+            "text": self._prompts[number].echo_text + choice.text,
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+            "logprobs": None if logprobs is None else logprobs.take(),
+        }
+        num_top = self._body.prompt_logprobs
+        if num_top is not None:
+            answer["prompt_logprobs"] = prompt_logprobs(result.prompt_logprobs or (), num_top)
+        if self._body.return_token_ids:
+            answer["token_ids"] = choice.token_ids
+            answer["prompt_token_ids"] = self._prompts[number].token_ids
+        return answer
+
+    @property
+    def n(self) -> int:
+        """Choices per prompt."""
+        return self._body.n
+
+    @property
+    def return_token_ids(self) -> bool:
+        """True when token ids belong into the answer."""
+        return self._body.return_token_ids
+
+    def prompt(self, number: int) -> CompletionPrompt:
+        """Return the prompt with this number."""
+        return self._prompts[number]
+
+    def new_logprobs(
+        self, number: int, records: Sequence[TokenRecord] | None
+    ) -> CompletionLogprobs | None:
+        """Return the lists of a choice, with the prompt's tokens in them after an echo."""
+        if self._style is None:
+            return None
+        logprobs = CompletionLogprobs(self._style)
+        if self._body.echo:
+            prompt = self._prompts[number]
+            first = _first_token(prompt.token_ids[0], self._tokenizer)
+            logprobs.add_prompt(first, records or (), prompt.echo_text)
+        return logprobs
+
+
+class _ChunkState:
+    """One choice of a stream."""
+
+    __slots__ = ("logprobs", "prefix", "started")
+
+    def __init__(self, index: int) -> None:
+        self.prefix = b'{"index":%d,"text":' % index
+        self.started = False
+        self.logprobs: CompletionLogprobs | None = None
+
+
+class CompletionChunkWriter:
+    """Renders the chunks of a completion stream."""
+
+    def __init__(self, job: CompletionJob, frame: ChunkFrame) -> None:
+        self._job = job
+        self._frame = frame
+        self._choices = [_ChunkState(index) for index in range(len(job.requests) * job.n)]
+        self._prompt_records: dict[int, tuple[TokenRecord, ...]] = {}
+
+    def write(self, number: int, outputs: list[ChoiceOutput]) -> bytes:
+        """Return the events for new outputs of one prompt."""
+        events = []
+        for output in outputs:
+            self._job.usage.add(number, output)
+            if output.prompt_logprobs is not None:
+                self._prompt_records[number] = output.prompt_logprobs
+            choice = self._write_choice(number, output)
+            if choice is not None:
+                events.append(self._frame.chunk(choice))
+        return b"".join(events)
+
+    def last(self) -> bytes:
+        """Return the events that end the stream."""
+        return self._frame.last()
+
+    def _write_choice(self, number: int, output: ChoiceOutput) -> bytes | None:
+        state = self._choices[number * self._job.n + output.index]
+        text, more = output.text, b""
+        if not state.started:
+            state.started = True
+            state.logprobs = self._job.new_logprobs(number, self._prompt_records.get(number))
+            prompt = self._job.prompt(number)
+            text = prompt.echo_text + text
+            if self._job.return_token_ids:
+                more = b',"prompt_token_ids":' + orjson.dumps(prompt.token_ids)
+        logprobs = b"null"
+        if state.logprobs is not None:
+            state.logprobs.add(output.logprobs)
+            if state.logprobs.tokens:
+                logprobs = orjson.dumps(state.logprobs.take())
+        if self._job.return_token_ids:
+            more += b',"token_ids":' + orjson.dumps(output.token_ids)
+        if output.finish_reason is None:
+            if not text and not more and logprobs == b"null":
+                return None
+            end = b',"finish_reason":null'
+        else:
+            end = b',"finish_reason":%b,"stop_reason":%b' % (
+                orjson.dumps(output.finish_reason),
+                orjson.dumps(output.stop_reason),
+            )
+        return b"".join((state.prefix, json_text(text), b',"logprobs":', logprobs, end, more, b"}"))
+
+
+class CompletionService:
+    """Checks completion requests and makes jobs of them."""
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        model: ServedModel,
+        config: ServerConfig,
+        priority_scheduling: bool = False,
+    ) -> None:
+        self.engine = engine
+        self._model = model
+        self._config = config
+        self._priority_scheduling = priority_scheduling
+
+    async def prepare(self, body: CompletionRequest) -> CompletionJob:
+        """Return the job for `body`; all that can be wrong with it is found here.
+
+        Raises ModelNotFoundError, InvalidRequestError and ContextLengthError.
+        """
+        head = AnswerHead(self._model.resolve_name(body.model), "cmpl")
+        check_settings(body, self._model, self._config, self._priority_scheduling)
+        check_num_logprobs("logprobs", body.logprobs, self._config)
+        return await asyncio.to_thread(self._prepare, body, head)
+
+    def _prepare(self, body: CompletionRequest, head: AnswerHead) -> CompletionJob:
+        tokenizer = self._model.tokenizer
+        explicit = body.max_tokens if "max_tokens" in body.model_fields_set else None
+        wanted = WantedTokens(explicit, DEFAULT_MAX_TOKENS, "prompt")
+        prompts = [self._prompt(prompt, body, wanted) for prompt in body.prompt]
+        limits = [
+            wanted.resolve(
+                len(prompt.token_ids), self._model.max_model_len, self._config.clamp_max_tokens
+            )
+            for prompt in prompts
+        ]
+        params = sampling_params(
+            body,
+            self._model,
+            RouteParams(
+                max_tokens=limits[0],
+                best_of=body.best_of,
+                logprobs=_num_logprobs(body),
+                prompt_logprobs=_num_prompt_logprobs(body),
+                bad_words_token_ids=encode_bad_words(body.bad_words or (), tokenizer),
+            ),
+        )
+        requests = [
+            GenerateRequest(
+                request_id=f"{head.id}-{number}",
+                prompt_token_ids=prompt.token_ids,
+                params=replace(params, max_tokens=max_tokens),
+                priority=body.priority,
+                cache_salt=body.cache_salt,
+            )
+            for number, (prompt, max_tokens) in enumerate(zip(prompts, limits, strict=True))
+        ]
+        return CompletionJob(body, head, prompts, requests, self._style(body), tokenizer)
+
+    def _prompt(
+        self, prompt: str | list[int], body: CompletionRequest, wanted: WantedTokens
+    ) -> CompletionPrompt:
+        tokenizer = self._model.tokenizer
+        if isinstance(prompt, str):
+            token_ids = self._encode(prompt, body.add_special_tokens)
+        else:
+            token_ids = prompt
+            if min(token_ids) < 0 or max(token_ids) >= self._model.vocab_size:
+                raise InvalidRequestError(
+                    f"`prompt` must hold token ids from 0 to {self._model.vocab_size - 1}", "prompt"
+                )
+        kept = truncate_prompt(token_ids, body, wanted, self._model.max_model_len)
+        echo_text = ""
+        if body.echo:
+            if isinstance(prompt, str) and len(kept) == len(token_ids):
+                echo_text = prompt
+            else:
+                echo_text = tokenizer.decode(kept, skip_special_tokens=body.skip_special_tokens)
+        return CompletionPrompt(tuple(kept), echo_text)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        tokenizer = self._model.tokenizer
+        token_ids = tokenizer.encode(text, add_special_tokens) if text else []
+        if token_ids:
+            return token_ids
+        if tokenizer.bos_token_id is None:
+            raise InvalidRequestError(
+                "`prompt` is empty and the model has no BOS token to start from", "prompt"
+            )
+        return [tokenizer.bos_token_id]
+
+    def _style(self, body: CompletionRequest) -> LogprobStyle | None:
+        if body.logprobs is None:
+            return None
+        as_ids = body.return_tokens_as_token_ids
+        return LogprobStyle(
+            num_top=body.logprobs,
+            as_token_ids=self._config.return_tokens_as_token_ids if as_ids is None else as_ids,
+            hidden_ids=(
+                self._model.tokenizer.special_ids if body.skip_special_tokens else frozenset()
+            ),
+        )
+
+
+def _num_logprobs(body: CompletionRequest) -> int | None:
+    if body.logprobs is None and body.best_of is not None and body.best_of > body.n:
+        return 0
+    return body.logprobs
+
+
+def _num_prompt_logprobs(body: CompletionRequest) -> int | None:
+    wanted = [body.prompt_logprobs, body.logprobs if body.echo else None]
+    return max((number for number in wanted if number is not None), default=None)
+
+
+def _best(choices: list[CollectedChoice], n: int) -> list[CollectedChoice]:
+    if len(choices) == n:
+        return choices
+    return sorted(choices, key=CollectedChoice.mean_logprob, reverse=True)[:n]
+
+
+def _first_token(token_id: int, tokenizer: Tokenizer) -> TokenRecord:
+    return TokenRecord(
+        token_id=token_id,
+        text=tokenizer.token_text(token_id),
+        token_bytes=tokenizer.token_bytes(token_id),
+        logprob=0.0,
+        rank=0,
+        top=(),
+    )

@@ -1,0 +1,1 @@
+"""The routes; each only reads, asks a service and answers."""

@@ -1,0 +1,81 @@
+"""What the routes that generate have in common: from a request to a plain or streamed answer."""
+
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.server.admission import Ticket
+from octavo.server.async_engine import GenerateRequest
+from octavo.server.disconnect import run_until_disconnect
+from octavo.server.middleware import REQUEST_ID_HEADER
+from octavo.server.output_stream import OutputStream
+from octavo.server.protocol.common import GenerationBody
+from octavo.server.state import AppState, Serving, get_state
+from octavo.server.streaming import ChunkWriter, EventStream, write_events
+from octavo.server.validation.fields import validate_fields
+from octavo.server.validation.json_body import read_json_object
+
+Body = TypeVar("Body", bound=GenerationBody)
+
+
+class GenerationJob(Protocol):
+    """A checked request: what the engine shall do and how the answer is written."""
+
+    requests: Sequence[GenerateRequest]
+
+    async def answer(self, outputs: OutputStream) -> bytes:
+        """Return the body of the plain answer."""
+
+    def writer(self) -> ChunkWriter:
+        """Return what renders the stream."""
+
+
+Prepare = Callable[[Serving, Body], Awaitable[GenerationJob]]
+
+
+async def generate(
+    request: Request,
+    model: type[Body],
+    prepare: Prepare[Body],
+    num_prompts: Callable[[Body], int] = lambda body: 1,
+) -> Response:
+    """Answer a request that generates, checking in the order that the API promises.
+
+    State and queue come before the body is read, and everything that can be wrong with the body
+    before a stream begins.
+    """
+    state = get_state(request)
+    serving = state.require_serving()
+    with contextlib.ExitStack() as held:
+        ticket = held.enter_context(serving.admission.admit())
+        body = validate_fields(model, await read_json_object(request))
+        if body.request_id is not None and REQUEST_ID_HEADER not in request.headers:
+            request.state.request_id = body.request_id
+        ticket.resize(num_prompts(body))
+        response = await run_until_disconnect(
+            request, _respond(state, serving, body, prepare, ticket)
+        )
+        if isinstance(response, EventStream):
+            # The stream gives the places back at its end.
+            held.pop_all()
+        return response
+
+
+async def _respond(
+    state: AppState, serving: Serving, body: Body, prepare: Prepare[Body], ticket: Ticket
+) -> Response:
+    job = await prepare(serving, body)
+    outputs = OutputStream(serving.engine, job.requests)
+    async with contextlib.AsyncExitStack() as held:
+        held.push_async_callback(outputs.aclose)
+        if not body.stream:
+            return Response(await job.answer(outputs), media_type="application/json")
+        held.callback(ticket.release)
+        events = write_events(outputs, job.writer(), state.config.sse_keep_alive)
+        held.push_async_callback(events.aclose)
+        # An error before anything was sent is raised here and keeps its status.
+        first = await anext(events)
+        return EventStream(first, events, held.pop_all().aclose)

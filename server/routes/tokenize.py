@@ -1,0 +1,65 @@
+"""POST /tokenize and /detokenize."""
+
+import asyncio
+
+from fastapi import APIRouter
+from starlette.requests import Request
+
+from octavo.engine.core.errors import InvalidRequestError
+from octavo.server.openapi import describe_body
+from octavo.server.protocol.tokenize import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeChatRequest,
+    TokenizeResponse,
+    TokenizeTextRequest,
+)
+from octavo.server.state import get_state
+from octavo.server.validation.fields import validate_fields
+from octavo.server.validation.json_body import read_json_object
+
+router = APIRouter(tags=["tokens"])
+
+
+@router.post(
+    "/tokenize", **describe_body(TokenizeTextRequest | TokenizeChatRequest, TokenizeResponse)
+)
+async def tokenize(request: Request) -> TokenizeResponse:
+    """Return the token ids of a text, or of a conversation as the chat route sees it."""
+    serving = get_state(request).require_serving()
+    raw = await read_json_object(request)
+    model = serving.model
+    if raw.get("messages") is None:
+        text = validate_fields(TokenizeTextRequest, raw)
+        model.resolve_name(text.model)
+        with_pieces = text.return_token_strs
+        token_ids = await asyncio.to_thread(
+            model.tokenizer.encode, text.prompt, text.add_special_tokens
+        )
+    else:
+        chat = validate_fields(TokenizeChatRequest, raw)
+        model.resolve_name(chat.model)
+        with_pieces = chat.return_token_strs
+        token_ids = await asyncio.to_thread(serving.chat.encode_messages, chat)
+    pieces = [model.tokenizer.token_piece(token_id) for token_id in token_ids]
+    return TokenizeResponse(
+        count=len(token_ids),
+        max_model_len=model.max_model_len,
+        tokens=token_ids,
+        token_strs=pieces if with_pieces else None,
+    )
+
+
+@router.post("/detokenize", **describe_body(DetokenizeRequest, DetokenizeResponse))
+async def detokenize(request: Request) -> DetokenizeResponse:
+    """Return the text of token ids, special tokens included."""
+    serving = get_state(request).require_serving()
+    body = validate_fields(DetokenizeRequest, await read_json_object(request))
+    model = serving.model
+    model.resolve_name(body.model)
+    if body.tokens and max(body.tokens) >= model.vocab_size:
+        raise InvalidRequestError(
+            f"`tokens` must hold token ids from 0 to {model.vocab_size - 1}", "tokens"
+        )
+    text = await asyncio.to_thread(model.tokenizer.decode, body.tokens, skip_special_tokens=False)
+    return DetokenizeResponse(prompt=text)

@@ -1,0 +1,152 @@
+"""Server-sent events: the frame of a chunk, keep-alive comments, errors inside a stream."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Protocol
+
+import orjson
+from sse_starlette.sse import AppStatus, EventSourceResponse
+from starlette.types import Receive, Scope, Send
+
+from octavo.engine.core.errors import OctavoError
+from octavo.engine.output_processor import ChoiceOutput
+from octavo.server.errors import describe_error
+from octavo.server.generation import AnswerHead
+from octavo.server.output_stream import OutputStream
+from octavo.server.usage import UsageCounter
+
+logger = logging.getLogger(__name__)
+
+KEEP_ALIVE = b": keep-alive\n\n"
+DONE = b"data: [DONE]\n\n"
+
+# The library would cut all streams at the first sign of a shutdown; accepted requests go on.
+AppStatus.enable_automatic_graceful_drain = False
+
+
+def json_text(text: str) -> bytes:
+    """Return `text` as a JSON string without any character that some reader takes for a line end.
+
+    JSON escapes those below U+0020; U+0085, U+2028 and U+2029 may stand in JSON but end a line
+    for clients that split text rather than bytes.
+    """
+    encoded = orjson.dumps(text)
+    if text.isascii():
+        return encoded
+    return (
+        encoded.replace(b"\xc2\x85", b"\\u0085")
+        .replace(b"\xe2\x80\xa8", b"\\u2028")
+        .replace(b"\xe2\x80\xa9", b"\\u2029")
+    )
+
+
+class ChunkFrame:
+    """What surrounds the choice of a chunk; everything that stays the same is rendered once."""
+
+    def __init__(
+        self,
+        head: AnswerHead,
+        kind: str,
+        usage: UsageCounter,
+        include_usage: bool,
+        continuous_usage: bool,
+    ) -> None:
+        self._start = b"data: " + orjson.dumps(head.fields(kind))[:-1] + b',"choices":['
+        self._end = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+        self._usage = usage
+        self._include_usage = include_usage
+        self._continuous_usage = continuous_usage
+
+    def chunk(self, choice: bytes, more: bytes = b"") -> bytes:
+        """Return the event of one choice; `more` are further top-level fields, comma first."""
+        if self._continuous_usage:
+            return b"".join((self._start, choice, self._usage_end(more)))
+        if more:
+            return b"".join((self._start, choice, b"]", more, self._end[1:]))
+        return b"".join((self._start, choice, self._end))
+
+    def last(self) -> bytes:
+        """Return the usage chunk, if wanted, and the mark of the end."""
+        return self._start + self._usage_end() + DONE if self._include_usage else DONE
+
+    def _usage_end(self, more: bytes = b"") -> bytes:
+        return b"".join((b"]", more, b',"usage":', orjson.dumps(self._usage.as_dict()), b"}\n\n"))
+
+
+class ChunkWriter(Protocol):
+    """Turns outputs into events; one per HTTP request."""
+
+    def write(self, number: int, outputs: list[ChoiceOutput]) -> bytes:
+        """Return the events for new outputs of the prompt with this number; may be empty."""
+
+    def last(self) -> bytes:
+        """Return the events that end the stream."""
+
+
+async def write_events(
+    outputs: OutputStream, writer: ChunkWriter, keep_alive: float
+) -> AsyncGenerator[bytes, None]:
+    """Yield the events of a stream, and a comment after each `keep_alive` seconds of silence.
+
+    0 is no comments. Raises what the engine raises.
+    """
+    loop = asyncio.get_running_loop()
+    last_sent = loop.time()
+    while True:
+        try:
+            async with asyncio.timeout_at(last_sent + keep_alive if keep_alive else None):
+                item = await outputs.next()
+        except TimeoutError:
+            data = KEEP_ALIVE
+        else:
+            if item is None:
+                break
+            data = writer.write(*item)
+        if data:
+            yield data
+            last_sent = loop.time()
+    yield writer.last()
+
+
+class EventStream(EventSourceResponse):
+    """A response that begins with an event at hand, so that earlier errors keep their status.
+
+    `on_close` is awaited exactly once, whatever becomes of the response.
+    """
+
+    def __init__(
+        self,
+        first: bytes,
+        rest: AsyncGenerator[bytes, None],
+        on_close: Callable[[], Awaitable[None]],
+    ) -> None:
+        super().__init__(
+            _with_error_event(first, rest),
+            headers={"Cache-Control": "no-cache"},
+            ping=0,
+            sep="\n",
+        )
+        self._on_close = on_close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._on_close()
+
+
+async def _with_error_event(
+    first: bytes, rest: AsyncGenerator[bytes, None]
+) -> AsyncGenerator[bytes, None]:
+    async with contextlib.aclosing(rest):
+        yield first
+        try:
+            async for data in rest:
+                yield data
+        except Exception as error:  # the boundary of a request whose status has been sent
+            if not isinstance(error, OctavoError):
+                logger.exception("A stream failed")
+            yield describe_error(error).event()

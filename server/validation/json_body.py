@@ -1,0 +1,76 @@
+"""Reading the raw body: content type and strict JSON."""
+
+from email.message import Message
+from typing import Any
+
+import orjson
+from starlette.requests import ClientDisconnect, Request
+
+from octavo.engine.core.errors import (
+    ClientDisconnectedError,
+    InvalidRequestError,
+    UnsupportedMediaTypeError,
+)
+
+MAX_DEPTH = 128
+"""Most levels of arrays and objects; deeper bodies could exhaust the stack of a template."""
+
+_UTF8_NAMES = {"utf-8", "utf8"}
+
+
+def check_content_type(content_type: str | None) -> None:
+    """Raise UnsupportedMediaTypeError unless the header says JSON in UTF-8."""
+    header = Message()
+    header["content-type"] = content_type or ""
+    charset = header.get_param("charset", "utf-8")
+    if (
+        not content_type
+        or header.get_content_type() != "application/json"
+        or not isinstance(charset, str)
+        or charset.lower() not in _UTF8_NAMES
+    ):
+        raise UnsupportedMediaTypeError("The body must be sent as `Content-Type: application/json`")
+
+
+async def read_json_object(request: Request) -> dict[str, Any]:
+    """Return the body of `request`, a JSON object.
+
+    Raises UnsupportedMediaTypeError, InvalidRequestError and ClientDisconnectedError.
+    """
+    check_content_type(request.headers.get("content-type"))
+    try:
+        raw = await request.body()
+    except ClientDisconnect:
+        raise ClientDisconnectedError("The client left while sending its request") from None
+    return parse_json_object(raw)
+
+
+def parse_json_object(raw: bytes) -> dict[str, Any]:
+    """Parse strictly: no NaN, Infinity or overflow, no invalid UTF-8, no lone surrogates."""
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        # Only the position is told: the parser's own text is not ours to promise.
+        raise InvalidRequestError(
+            f"The body is not valid JSON (line {error.lineno}, column {error.colno})"
+        ) from None
+    if not isinstance(body, dict):
+        raise InvalidRequestError("The body must be a JSON object")
+    # Brackets are counted first, since walking is slow and hardly any body needs it.
+    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _depth_exceeds(body, MAX_DEPTH):
+        raise InvalidRequestError(f"The body is nested more than {MAX_DEPTH} levels deep")
+    return body
+
+
+def _depth_exceeds(value: dict[str, Any], limit: int) -> bool:
+    level: list[Any] = [value]
+    for _ in range(limit):
+        level = [
+            child
+            for node in level
+            for child in (node.values() if isinstance(node, dict) else node)
+            if isinstance(child, dict | list)
+        ]
+        if not level:
+            return False
+    return True
