@@ -3,8 +3,8 @@
 from octavo.kernels.reference.activation import gelu_and_mul, silu_and_mul
 from octavo.kernels.reference.attention import paged_attention
 from octavo.kernels.reference.kv_cache import copy_blocks, write_kv_cache
-from octavo.kernels.reference.linear import embedding, linear, pack_linear
 from octavo.kernels.reference.norm import add_rms_norm, rms_norm
+from octavo.kernels.reference.projection import embedding, linear, pack_linear
 from octavo.kernels.reference.rotary import rotary_embedding
 
 __all__ = [
