@@ -1,0 +1,40 @@
+"""What importing a part may load. `lint-imports` checks the names; this checks what happens."""
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "triton", "transformers", "numba")
+
+
+def loaded_by(*modules: str, of: tuple[str, ...]) -> set[str]:
+    """Which of the packages `of` a fresh process has loaded after importing the modules."""
+    code = f"import sys, {', '.join(modules)}; print(*(set({of!r}) & set(sys.modules)))"
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    return set(run.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [
+        pytest.param(
+            ("octavo.engine.scheduler.scheduler", "octavo.engine.cache.kv_cache_manager"),
+            id="scheduling",
+        ),
+        pytest.param(("octavo.config.engine", "octavo.config.server"), id="config"),
+        pytest.param(("octavo.server.cli", "octavo.server.commands"), id="command line"),
+        pytest.param(("octavo.server.terminal.commands",), id="terminal client"),
+        pytest.param(("octavo.loadtest.cli",), id="load test"),
+    ],
+)
+def test_parts_that_start_without_the_models_libraries(modules: tuple[str, ...]) -> None:
+    assert loaded_by(*modules, of=HEAVY) == set()
+
+
+def test_engine_is_synchronous_and_without_http() -> None:
+    # torch itself may load asyncio, so this looks at the libraries of the server's side.
+    network = ("fastapi", "starlette", "uvicorn", "sse_starlette")
+    assert loaded_by("octavo.engine.engine_loop", of=network) == set()
