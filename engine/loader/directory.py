@@ -1,0 +1,102 @@
+"""Checkpoints in Hugging Face format."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from octavo.config.load import LoadConfig
+from octavo.config.model import ModelConfig, model_config_from_hf
+from octavo.engine.core.errors import CheckpointError
+from octavo.engine.loader.checkpoint import Checkpoint
+from octavo.engine.loader.safetensors import find_weights
+
+_SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_GENERATION_CONFIG = "generation_config.json"
+
+
+def read_directory(directory: Path, tokenizer_dir: Path, name: str, load: LoadConfig) -> Checkpoint:
+    """Read all but the weights. Nothing is written into the directory; no network is used.
+
+    Raises CheckpointError naming the file that is missing, damaged or not supported.
+    """
+    generation = read_json(directory / _GENERATION_CONFIG, required=False)
+    config = _read_model_config(directory)
+    eos_ids = {*config.eos_token_ids, *_ids(generation.get("eos_token_id"))}
+    eos_ids |= set(_tokenizer_eos(tokenizer_dir))
+    return Checkpoint(
+        name=name,
+        model_config=config.model_copy(update={"eos_token_ids": tuple(sorted(eos_ids))}),
+        tokenizer_dir=tokenizer_dir,
+        generation_defaults=_generation_defaults(generation, load.generation_config),
+        weights=None if load.load_format == "dummy" else find_weights(directory),
+    )
+
+
+def read_json(path: Path, *, required: bool = True) -> Mapping[str, Any]:
+    """Return the object in a JSON file; an empty one for an absent file that is not required.
+
+    Raises CheckpointError.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        if not required:
+            return {}
+        raise CheckpointError(f"{path.parent}: no {path.name} in this directory") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: not readable as JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: must hold a JSON object")
+    return value
+
+
+def _read_model_config(directory: Path) -> ModelConfig:
+    path = directory / "config.json"
+    config = read_json(path)
+    quantization = config.get("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+        raise CheckpointError(
+            f"{path}: the weights are quantized ({method or 'quantization_config'}), which is not "
+            "supported; use the unquantized model"
+        )
+    try:
+        return model_config_from_hf(config)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def _ids(value: object) -> Iterator[int]:
+    values = value if isinstance(value, list) else [value]
+    return (item for item in values if isinstance(item, int) and not isinstance(item, bool))
+
+
+def _tokenizer_eos(directory: Path) -> Iterator[int]:
+    """The id of the tokenizer's own end token, which may differ from the configuration's."""
+    token = read_json(directory / "tokenizer_config.json", required=False).get("eos_token")
+    text = token.get("content") if isinstance(token, Mapping) else token
+    if not isinstance(text, str):
+        return
+    tokenizer = read_json(directory / "tokenizer.json", required=False)
+    for added in tokenizer.get("added_tokens", ()):
+        if added.get("content") == text:
+            yield added["id"]
+
+
+def _generation_defaults(generation: Mapping[str, Any], source: str) -> Mapping[str, Any]:
+    if source == "none":
+        return {}
+    path = Path(_GENERATION_CONFIG)
+    if source != "auto":
+        path = Path(source) / _GENERATION_CONFIG
+        generation = read_json(path)
+    defaults = {name: generation[name] for name in _SAMPLING_DEFAULTS if name in generation}
+    defaults = {name: value for name, value in defaults.items() if value is not None}
+    for name, value in defaults.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise CheckpointError(
+                f"{path}: {name} must be a number, not {value!r}; start with "
+                "--generation-config none to ignore the file"
+            )
+    return defaults

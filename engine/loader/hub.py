@@ -1,0 +1,58 @@
+"""Checkpoints on the Hugging Face hub."""
+
+import re
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from octavo.config.load import LoadConfig
+from octavo.engine.core.errors import CheckpointError
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*")
+_TOKENIZER_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
+_IGNORED = ["*/*", "consolidated*"]
+
+
+def is_hub_id(model: str) -> bool:
+    """True for the form org/name."""
+    return _HUB_ID.fullmatch(model) is not None and not model.endswith(".gguf")
+
+
+def download(hub_id: str, load: LoadConfig, *, weights: bool) -> Path:
+    """Return the snapshot's directory, downloaded with a progress bar or from the cache.
+
+    Raises CheckpointError, within seconds when there is no network and no cached snapshot.
+    """
+    patterns = [*_TOKENIZER_FILES, "*.safetensors"] if weights else _TOKENIZER_FILES
+    try:
+        return Path(
+            snapshot_download(
+                hub_id,
+                revision=load.revision,
+                cache_dir=load.download_dir,
+                allow_patterns=patterns,
+                ignore_patterns=_IGNORED,
+            )
+        )
+    except RevisionNotFoundError as error:
+        raise CheckpointError(
+            f"{hub_id}: the hub has no revision {load.revision!r} of it; see --revision"
+        ) from error
+    except GatedRepoError as error:
+        raise CheckpointError(
+            f"{hub_id}: access is restricted; ask for it on the model's page, then log in with "
+            "`hf auth login`"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise CheckpointError(f"{hub_id}: neither a local directory nor on the hub") from error
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{hub_id}: not in the local cache, and the hub cannot be reached; check the network, "
+            "or name a local directory or GGUF file"
+        ) from error

@@ -1,0 +1,76 @@
+"""Weights in safetensors files."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from octavo.engine.core.errors import CheckpointError
+
+INDEX_NAME = "model.safetensors.index.json"
+_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+def find_weights(directory: Path) -> Callable[[], Iterator[tuple[str, Tensor]]]:
+    """Return a reader of all tensors of the checkpoint in `directory`.
+
+    An index decides which files count; without one it is model.safetensors, or else all
+    safetensors files. Raises CheckpointError when a file is missing or only pickled weights exist;
+    the reader raises it for a damaged file or a tensor that the index names in vain.
+    """
+    index = directory / INDEX_NAME
+    shards = _indexed_shards(index) if index.is_file() else _plain_shards(directory)
+    return lambda: _read(shards)
+
+
+def _indexed_shards(index: Path) -> dict[Path, frozenset[str] | None]:
+    """Each shard with the names that the index promises in it."""
+    try:
+        weight_map: Mapping[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        shards: dict[str, set[str]] = {}
+        for tensor, shard in weight_map.items():
+            shards.setdefault(shard, set()).add(tensor)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{index}: not a usable index; download the file again") from error
+    missing = sorted(name for name in shards if not (index.parent / name).is_file())
+    if missing:
+        raise CheckpointError(
+            f"{index.parent}: {len(missing)} of {len(shards)} weight files are missing, such as "
+            f"{missing[0]}; download the model again"
+        )
+    return {index.parent / name: frozenset(names) for name, names in sorted(shards.items())}
+
+
+def _plain_shards(directory: Path) -> dict[Path, frozenset[str] | None]:
+    single = directory / "model.safetensors"
+    files = [single] if single.is_file() else sorted(directory.glob("*.safetensors"))
+    if files:
+        return dict.fromkeys(files)
+    pickled = sorted(file.name for pattern in _PICKLED for file in directory.glob(pattern))
+    if pickled:
+        raise CheckpointError(
+            f"{directory}: the weights are pickled ({pickled[0]}), which may run code when loaded "
+            "and is not supported; convert them to safetensors"
+        )
+    raise CheckpointError(f"{directory}: no weights (*.safetensors) in this directory")
+
+
+def _read(shards: Mapping[Path, frozenset[str] | None]) -> Iterator[tuple[str, Tensor]]:
+    for path, names in shards.items():
+        try:
+            with safe_open(path, framework="pt") as file:
+                present = file.keys()
+                absent = sorted((names or frozenset()).difference(present))
+                if absent:
+                    raise CheckpointError(
+                        f"{path}: lacks the tensor {absent[0]} that the index places in it"
+                    )
+                for name in present:
+                    if names is None or name in names:
+                        yield name, file.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(
+                f"{path}: the file is damaged or cut off ({error}); download it again"
+            ) from error
