@@ -11,6 +11,7 @@ from octavo.config.server import ServerConfig
 from octavo.server.auth import AuthMiddleware, load_api_keys
 from octavo.server.errors import install_error_handlers
 from octavo.server.lifecycle import Lifecycle
+from octavo.server.loaded_engine import Loader
 from octavo.server.metrics import ServerMetrics
 from octavo.server.middleware import (
     REQUEST_ID_HEADER,
@@ -18,7 +19,7 @@ from octavo.server.middleware import (
     RequestContextMiddleware,
 )
 from octavo.server.routes import chat, completions, health, models, tokenize
-from octavo.server.startup import Loader, load_engine
+from octavo.server.startup import load_engine
 from octavo.server.state import AppState
 from octavo.server.supervisor import Supervisor
 from octavo.server.version import VERSION

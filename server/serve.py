@@ -19,7 +19,8 @@ from octavo.server.app import create_app
 from octavo.server.auth import load_api_keys
 from octavo.server.lifecycle import Phase
 from octavo.server.listener import describe, is_open_to_others
-from octavo.server.startup import Loader, load_engine
+from octavo.server.loaded_engine import Loader
+from octavo.server.startup import load_engine
 from octavo.server.state import AppState, Serving
 from octavo.server.supervisor import Supervisor
 

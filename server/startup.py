@@ -2,8 +2,6 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.config.engine import EngineConfig
@@ -15,31 +13,12 @@ from octavo.engine.executor.uniproc import UniprocExecutor
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.loader import Checkpoint, resolve_checkpoint
 from octavo.engine.tokenizer import Tokenizer
-from octavo.server.async_engine import EngineThread, EngineThreadFactory, OnFatal, OnStep
+from octavo.server.async_engine import EngineThread, OnFatal, OnStep
 from octavo.server.chat_template import ChatTemplate
+from octavo.server.loaded_engine import LoadedEngine
 from octavo.server.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedEngine:
-    """Everything that the server needs to start serving. `make_thread` is called once."""
-
-    model: ServedModel
-    limits: EngineLimits
-    make_thread: EngineThreadFactory
-
-    @property
-    def cache_info(self) -> Mapping[str, str]:
-        """Labels of the metric that describes the cache."""
-        return {
-            "block_size": str(self.limits.block_size),
-            "num_gpu_blocks": str(self.limits.num_blocks),
-        }
-
-
-Loader = Callable[[ServerConfig, EngineConfig], LoadedEngine]
 
 
 def load_engine(server_config: ServerConfig, engine_config: EngineConfig) -> LoadedEngine:

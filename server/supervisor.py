@@ -12,7 +12,7 @@ from octavo.config.engine import EngineConfig
 from octavo.config.server import ServerConfig
 from octavo.engine.core.errors import ConfigurationError, NotReadyError
 from octavo.server.async_engine import AsyncEngine
-from octavo.server.startup import LoadedEngine, Loader
+from octavo.server.loaded_engine import LoadedEngine, Loader
 from octavo.server.state import AppState, build_serving
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,30 @@
+"""What loading hands to the server."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from octavo.config.engine import EngineConfig
+from octavo.config.server import ServerConfig
+from octavo.engine.core.limits import EngineLimits
+from octavo.server.async_engine import EngineThreadFactory
+from octavo.server.served_model import ServedModel
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """Everything that the server needs to start serving. `make_thread` is called once."""
+
+    model: ServedModel
+    limits: EngineLimits
+    make_thread: EngineThreadFactory
+
+    @property
+    def cache_info(self) -> Mapping[str, str]:
+        """Labels of the metric that describes the cache."""
+        return {
+            "block_size": str(self.limits.block_size),
+            "num_gpu_blocks": str(self.limits.num_blocks),
+        }
+
+
+Loader = Callable[[ServerConfig, EngineConfig], LoadedEngine]

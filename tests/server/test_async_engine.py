@@ -1,0 +1,259 @@
+"""Streams of the engine: text, joining, aborts, time limits, and the engine's death."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_engine import NUM_BLOCKS, ScriptedExecutor, fake_loader
+from octavo_fixtures import byte_ids, token_id
+
+from octavo.config.engine import EngineConfig
+from octavo.config.server import ServerConfig
+from octavo.engine.core.errors import (
+    EngineDeadError,
+    InvalidRequestError,
+    NotReadyError,
+    RequestFailedError,
+    RequestTimeoutError,
+)
+from octavo.engine.core.request import FinishReason
+from octavo.engine.core.sampling_params import SamplingParams
+from octavo.engine.output_processor import ChoiceOutput
+from octavo.server.async_engine import AsyncEngine, GenerateRequest
+from octavo.server.metrics import ServerMetrics
+
+EOS = token_id("<|eos|>")
+HELLO = [*byte_ids("hello"), EOS]
+ENDLESS = byte_ids("ab" * 300)
+
+
+class Rig:
+    def __init__(self, engine: AsyncEngine, executor: ScriptedExecutor, deaths: list[str]) -> None:
+        self.engine = engine
+        self.executor = executor
+        self.deaths = deaths
+        self.metrics = engine._metrics
+        self._count = 0
+
+    def request(self, prompt: str = "abc", **params: Any) -> GenerateRequest:
+        self._count += 1
+        values = {"max_tokens": 100, "temperature": 0.0} | params
+        return GenerateRequest(
+            f"r{self._count}", tuple(byte_ids(prompt)), SamplingParams(**values)
+        )
+
+    async def outputs(self, request: GenerateRequest) -> list[ChoiceOutput]:
+        return [output async for batch in self.engine.generate(request) for output in batch]
+
+    async def text(self, request: GenerateRequest) -> str:
+        return "".join(output.text for output in await self.outputs(request))
+
+    def sample(self, name: str, **labels: str) -> float:
+        value = self.metrics._registry.get_sample_value(
+            name, {"model_name": "", "engine": "0", **labels}
+        )
+        return value or 0.0
+
+    async def idle(self) -> None:
+        """Wait until the engine holds nothing."""
+        async with asyncio.timeout(5):
+            while self.engine.stats().num_used_blocks or self.engine.stats().num_running:
+                await asyncio.sleep(0.005)
+
+    async def died(self) -> None:
+        """Wait for the news of the engine's death, which may follow the last errors."""
+        async with asyncio.timeout(5):
+            while not self.deaths:
+                await asyncio.sleep(0.005)
+
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture
+async def rig(byte_bpe_dir: Path) -> AsyncIterator[Open]:
+    @asynccontextmanager
+    async def open_rig(script: list[int], **options: Any) -> AsyncIterator[Rig]:
+        executor = ScriptedExecutor(script)
+        loaded = fake_loader(byte_bpe_dir, executor)(ServerConfig(), EngineConfig())
+        deaths: list[str] = []
+        engine = AsyncEngine(
+            loaded.make_thread,
+            loaded.model.tokenizer,
+            ServerMetrics(),
+            on_dead=deaths.append,
+            **options,
+        )
+        engine.start()
+        try:
+            yield Rig(engine, executor, deaths)
+        finally:
+            executor.gate.set()
+            await engine.shutdown(5)
+
+    yield open_rig
+
+
+async def test_a_request_becomes_text_and_ends_once(rig: Open) -> None:
+    async with rig(HELLO) as r:
+        outputs = await r.outputs(r.request())
+
+    assert "".join(output.text for output in outputs) == "hello"
+    reasons = [output.finish_reason for output in outputs if output.finish_reason]
+    assert reasons == [FinishReason.STOP]
+    assert outputs[-1].num_output_tokens == 6
+
+
+async def test_all_choices_end(rig: Open) -> None:
+    async with rig(HELLO) as r:
+        outputs = await r.outputs(r.request(n=3))
+
+    ends = [output.index for output in outputs if output.finish_reason]
+    assert sorted(ends) == [0, 1, 2]
+
+
+async def test_many_requests_at_once(rig: Open) -> None:
+    async with rig(HELLO) as r:
+        texts = await asyncio.gather(*(r.text(r.request()) for _ in range(40)))
+
+    assert texts == ["hello"] * 40
+
+
+async def test_waiting_outputs_of_a_slow_reader_are_joined(rig: Open) -> None:
+    async with rig(HELLO) as r:
+        async with aclosing(r.engine.generate(r.request())) as batches:
+            first = await anext(batches)
+            async with asyncio.timeout(5):
+                while r.sample("octavo:generation_tokens_total") < 6:
+                    await asyncio.sleep(0.005)
+            rest = [batch async for batch in batches]
+
+    assert [len(batch) for batch in rest] == [1]
+    assert first[0].text + rest[0][0].text == "hello"
+
+
+async def test_a_stop_string_ends_the_work_of_the_engine(rig: Open) -> None:
+    async with rig(ENDLESS) as r:
+        assert await r.text(r.request(stop=("ba",), max_tokens=400)) == "a"
+        await r.idle()
+
+
+async def test_leaving_early_frees_the_blocks(rig: Open) -> None:
+    async with rig(ENDLESS) as r:
+        r.executor.step_seconds = 0.002
+        async with aclosing(r.engine.generate(r.request(max_tokens=400))) as batches:
+            await anext(batches)
+        await r.idle()
+
+        assert r.engine.stats().num_blocks == NUM_BLOCKS
+        assert r.sample("octavo:client_disconnects_total", stage="run") == 1
+        assert r.sample("octavo:request_success_total", finished_reason="abort") == 1
+
+
+async def test_a_request_that_waits_can_leave(rig: Open) -> None:
+    async with rig(ENDLESS) as r:
+        r.executor.gate.clear()
+        task = asyncio.create_task(r.outputs(r.request()))
+        await asyncio.sleep(0.02)
+        assert r.engine.num_waiting_tokens() == 3
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+        assert r.engine.num_waiting_tokens() == 0
+        assert r.sample("octavo:client_disconnects_total", stage="queue") == 1
+
+
+async def test_the_time_limit_ends_a_request(rig: Open) -> None:
+    async with rig(ENDLESS, request_timeout=0.05) as r:
+        r.executor.step_seconds = 0.005
+        with pytest.raises(RequestTimeoutError):
+            await r.outputs(r.request(max_tokens=400))
+        await r.idle()
+
+        assert r.sample("octavo:requests_timed_out_total", stage="run") == 1
+        assert r.sample("octavo:client_disconnects_total", stage="run") == 0
+
+
+async def test_a11_a_failed_row_ends_its_request_only(rig: Open) -> None:
+    async with rig(HELLO) as r:
+        r.executor.poison = {0}
+        results = await asyncio.gather(
+            r.outputs(r.request()), r.text(r.request()), return_exceptions=True
+        )
+
+    assert isinstance(results[0], RequestFailedError)
+    assert results[1] == "hello"
+
+
+async def test_a_request_that_the_engine_refuses_fails(rig: Open) -> None:
+    async with rig(HELLO) as r:
+        with pytest.raises((RequestFailedError, InvalidRequestError)):
+            await r.outputs(r.request("x" * 600))
+
+        assert await r.text(r.request()) == "hello"
+
+
+async def test_f08_death_of_the_engine_ends_every_request(rig: Open) -> None:
+    async with rig(ENDLESS) as r:
+        r.executor.step_seconds = 0.002
+        tasks = [asyncio.create_task(r.outputs(r.request())) for _ in range(12)]
+        await asyncio.sleep(0.05)
+        r.executor.fail_with = ValueError("broken")
+        async with asyncio.timeout(5):
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+
+        assert {type(result) for result in results} == {EngineDeadError}
+        await r.died()
+        assert len(r.deaths) == 1 and "broken" in r.deaths[0]
+        assert r.engine.stats().num_running == 0
+        with pytest.raises(EngineDeadError):
+            await r.outputs(r.request())
+
+
+async def test_f08_a_step_that_never_ends_can_be_declared_dead(rig: Open) -> None:
+    async with rig(ENDLESS) as r:
+        r.executor.gate.clear()
+        tasks = [asyncio.create_task(r.outputs(r.request())) for _ in range(3)]
+        async with asyncio.timeout(5):
+            while r.engine.step_seconds() < 0.02:
+                await asyncio.sleep(0.005)
+        r.engine.fail("the step hangs")
+        async with asyncio.timeout(5):
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+
+        assert {type(result) for result in results} == {EngineDeadError}
+        await r.died()
+        assert r.deaths == ["the step hangs"]
+
+
+async def test_all_requests_can_be_ended_with_a_reason(rig: Open) -> None:
+    async with rig(ENDLESS) as r:
+        r.executor.step_seconds = 0.002
+        task = asyncio.create_task(r.outputs(r.request()))
+        await asyncio.sleep(0.02)
+        r.engine.abort_all(NotReadyError("bye", "server_draining", 1))
+
+        with pytest.raises(NotReadyError):
+            await task
+        await r.idle()
+
+
+async def test_g07_counts_of_a_known_load(rig: Open) -> None:
+    async with rig(HELLO) as r:
+        await r.outputs(r.request("abcd"))
+        await r.outputs(r.request("abc", n=2))
+        await r.outputs(r.request("ab", max_tokens=2))
+
+        assert r.sample("octavo:request_success_total", finished_reason="stop") == 2
+        assert r.sample("octavo:request_success_total", finished_reason="length") == 1
+        assert r.sample("octavo:prompt_tokens_total") == 9
+        assert r.sample("octavo:generation_tokens_total") == 6 + 12 + 2
+        assert r.sample("octavo:e2e_request_latency_seconds_count") == 3
+        assert r.sample("octavo:time_to_first_token_seconds_count") == 3
+        assert r.sample("octavo:request_queue_time_seconds_count") == 3
+        assert r.sample("octavo:inter_token_latency_seconds_count") == 5 + 10 + 1
+        assert r.sample("octavo:iteration_tokens_total_sum") > 0
