@@ -1,0 +1,73 @@
+"""The executor, from a checkpoint on disk to sampled ids."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from octavo.config.engine import EngineConfig
+from octavo.engine.core.errors import ConfigurationError
+from octavo.engine.core.model_output import ModelOutput
+from octavo.engine.core.sampling_params import SamplingParams
+from octavo.engine.core.scheduler_output import NewSequence, ScheduledSequence, SchedulerOutput
+from octavo.engine.executor.uniproc import UniprocExecutor
+from octavo.engine.loader import resolve_checkpoint
+
+
+def make_executor(directory: Path, **parts: dict[str, Any]) -> UniprocExecutor:
+    load = {"model": str(directory), **parts.pop("load", {})}
+    config = EngineConfig.model_validate({"load": load, "device": {"device": "cpu"}, **parts})
+    return UniprocExecutor(config, resolve_checkpoint(config.load))
+
+
+def run(executor: UniprocExecutor, prompt: list[int]) -> list[ModelOutput]:
+    """One prompt and ten decode steps."""
+    params = SamplingParams(max_tokens=50, temperature=0)
+    new = NewSequence(1, 0, tuple(prompt), len(prompt), 0, (3, 1, 2), params, 0)
+    first = ScheduledSequence(1, len(prompt), 0, (), True)
+    outputs = [executor.execute_model(SchedulerOutput(0, (new,), (first,), (), ()))]
+    step = ScheduledSequence(1, 1, 0, (), True)
+    plan = SchedulerOutput(0, (), (step,), (), ())
+    return outputs + [executor.execute_model(plan) for _ in range(10)]
+
+
+def test_greedy_ids_equal_transformers(random_llama_dir: Path) -> None:
+    executor = make_executor(random_llama_dir, cache={"num_gpu_blocks_override": 8})
+    prompt = [5, 250, 17, 99, 300]
+    produced = [output.sampled[1][0] for output in run(executor, prompt)]
+    executor.shutdown()
+    model = AutoModelForCausalLM.from_pretrained(random_llama_dir, dtype=torch.float32)
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + produced])).logits[0]
+    assert produced == logits[len(prompt) - 1 : -1].argmax(-1).tolist()
+
+
+def test_sizes_are_resolved(random_llama_dir: Path) -> None:
+    executor = make_executor(random_llama_dir)
+    assert (executor.max_num_seqs, executor.max_num_batched_tokens) == (128, 2048)
+    assert executor.max_model_len == 512
+    # 512 tokens are 32 blocks: more than that for each of the 128 sequences is never used.
+    assert executor.num_blocks == 128 * 32
+
+
+def test_f01_a_small_cache_limits_the_context(random_llama_dir: Path) -> None:
+    small = {"num_gpu_blocks_override": 4}
+    assert make_executor(random_llama_dir, cache=small).max_model_len == 64
+    with pytest.raises(ConfigurationError, match=r"--max-model-len 100 .* is 64\b"):
+        make_executor(random_llama_dir, cache=small, load={"max_model_len": 100})
+
+
+@pytest.mark.parametrize("block_size", [1, 16])
+def test_the_smallest_cache_that_can_be_asked_for_starts(
+    random_llama_dir: Path, block_size: int
+) -> None:
+    cache = {"num_gpu_blocks_override": 1, "block_size": block_size}
+    executor = make_executor(random_llama_dir, cache=cache, scheduler={"max_num_seqs": 1})
+    assert executor.max_model_len == block_size
+
+
+def test_f17_a_context_beyond_the_model_is_refused_before_loading(random_llama_dir: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"--max-model-len 513 .* is 512\b"):
+        make_executor(random_llama_dir, load={"max_model_len": 513})
