@@ -1,6 +1,5 @@
 """What the OpenAPI document says of bodies that the routes read by themselves."""
 
-from types import UnionType
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
@@ -25,16 +24,21 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
 
 
 def describe_body(
-    body: type[BaseModel] | UnionType, answer: type[BaseModel], streams: bool = False
+    body: Any,  # noqa: ANN401 - a type form
+    answer: type[BaseModel],
+    streams: bool = False,
 ) -> dict[str, Any]:
-    """Return the arguments of a route decorator that document a body and its answer."""
+    """Return the arguments of a route decorator that document a body and its answer.
+
+    `body` is a model or a union of models.
+    """
     responses: dict[int | str, dict[str, Any]] = dict(ERROR_RESPONSES)
     responses[200] = {"model": answer, "description": "The answer"}
     if streams:
         responses[200]["content"] = {
             "text/event-stream": {"schema": {"type": "string"}},
         }
-    schema = TypeAdapter[Any](body).json_schema()
+    schema = TypeAdapter(body).json_schema()
     return {
         "responses": responses,
         "openapi_extra": {

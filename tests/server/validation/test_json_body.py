@@ -1,0 +1,69 @@
+"""Strict JSON: every spelling that a lenient parser takes is refused, whatever the field."""
+
+import pytest
+
+from octavo.engine.core.errors import InvalidRequestError, UnsupportedMediaTypeError
+from octavo.server.validation.json_body import MAX_DEPTH, check_content_type, parse_json_object
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'"x"',
+        b"null",
+        b"\xff\xfe",
+        b"{} {}",
+        b'{"a": NaN}',
+        b'{"a": Infinity}',
+        b'{"a": -Infinity}',
+        b'{"a": 1e999}',
+        b'{"a": -1e999}',
+        b'{"a": "\\ud800"}',
+        b'{"a": "\xed\xa0\x80"}',
+        b'{"\\udfff": 1}',
+        b'{"a": "' + b"\xff" + b'"}',
+        b'{"a": ' + b"[" * 20_000,
+        b'{"a": ' + b"[" * 20_000 + b"]" * 20_000 + b"}",
+        b'{"a": ' + b"[" * MAX_DEPTH + b"]" * MAX_DEPTH + b"}",
+        b'{"a": ' * (MAX_DEPTH + 1) + b"1" + b"}" * (MAX_DEPTH + 1),
+    ],
+    ids=lambda raw: raw[:24],
+)
+def test_bad_bodies_are_refused(raw: bytes) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        parse_json_object(raw)
+    assert caught.value.param is None
+    assert len(caught.value.message) < 200
+
+
+def test_ordinary_text_and_wide_bodies_are_taken() -> None:
+    raw = b'{"pair": "\\ud83d\\ude00", "zero": "ab\\u0000cd", "wide": [%b[]]}' % (b"[]," * 5000)
+    body = parse_json_object(raw)
+    assert body["pair"] == "😀"
+    assert body["zero"] == "ab\x00cd"
+    assert len(body["wide"]) == 5001
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "application/json",
+        "application/json; charset=utf-8",
+        'Application/JSON;charset="UTF-8"',
+        "application/json; charset=utf8",
+    ],
+)
+def test_json_content_types_are_taken(header: str) -> None:
+    check_content_type(header)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [None, "", "text/plain", "application/json; charset=latin-1", "application/jsonl", "json", ";"],
+)
+def test_other_content_types_are_refused(header: str | None) -> None:
+    with pytest.raises(UnsupportedMediaTypeError):
+        check_content_type(header)
