@@ -5,9 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from octavo.engine.core.errors import CheckpointError
+
+_GENERIC_CLASSES = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
+"""Values of tokenizer_class that say no more than "use tokenizer.json"."""
 
 
 class Tokenizer:
@@ -45,7 +48,7 @@ class Tokenizer:
         if not path.is_dir():
             raise CheckpointError(f"{path}: no such tokenizer directory")
         try:
-            tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+            tokenizer = _load(path)
         except Exception as error:  # the tokenizers library raises bare Exception for a bad file
             raise CheckpointError(
                 f"{path}: no usable tokenizer ({_first_line(error)}); the directory needs a sound "
@@ -115,6 +118,19 @@ class Tokenizer:
         """An ordinary token to decode others after, since many decoders trim the first one."""
         anchor = self.encode("a", add_special_tokens=False)[-1:]
         return anchor, self.decode(anchor, skip_special_tokens=False)
+
+
+def _load(path: Path) -> Any:  # noqa: ANN401 - untyped library
+    config = path / "tokenizer_config.json"
+    declared = None
+    if config.is_file():
+        declared = json.loads(config.read_text(encoding="utf-8")).get("tokenizer_class")
+    if declared in _GENERIC_CLASSES:
+        return PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
+    # Finding the class of a model family imports a large part of transformers, for seconds.
+    from transformers import AutoTokenizer  # noqa: PLC0415
+
+    return AutoTokenizer.from_pretrained(path, local_files_only=True)
 
 
 def _decoder_types(backend: Any) -> list[str]:  # noqa: ANN401 - untyped library

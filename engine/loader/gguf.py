@@ -32,9 +32,6 @@ _SHARD_BYTES = 2 * 1024**3
 _PARSE_ERRORS = (OSError, ValueError, LookupError, OverflowError, struct.error, MemoryError)
 """What reading a damaged file may raise in the gguf package."""
 
-_LONG_ARRAYS = frozenset(
-    f"tokenizer.ggml.{name}" for name in ("tokens", "merges", "token_type", "scores")
-)
 _NAMES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -112,14 +109,22 @@ def _publish(work: Path, cached: Path) -> Path:
     return cached
 
 
+class _Reader(GGUFReader):  # type: ignore[misc]  # untyped library
+    """Reads through a plain view of the mapped file, each slice of which costs far less."""
+
+    @property
+    def data(self) -> np.ndarray:
+        return self._data
+
+    @data.setter
+    def data(self, mapped: np.ndarray) -> None:
+        self._data = mapped.view(np.ndarray)
+
+
 def _convert(path: Path, directory: Path) -> None:
     try:
-        reader = GGUFReader(path)
-        metadata = {
-            name: field.contents()
-            for name, field in reader.fields.items()
-            if name not in _LONG_ARRAYS
-        }
+        reader = _Reader(path)
+        metadata = {name: field.contents() for name, field in reader.fields.items()}
     except _PARSE_ERRORS as error:
         raise CheckpointError(
             f"{path}: not a sound GGUF file, perhaps cut off; download it again"
@@ -128,7 +133,7 @@ def _convert(path: Path, directory: Path) -> None:
         config = config_from_metadata(metadata, {tensor.name: tensor for tensor in reader.tensors})
         _write_json(directory / "config.json", config)
         _write_json(directory / "generation_config.json", generation_from_metadata(metadata))
-        save_tokenizer(path, metadata, directory)
+        save_tokenizer(metadata, directory)
         _write_weights(reader.tensors, config, directory)
     except (ValueError, LookupError, NotImplementedError) as error:
         raise CheckpointError(f"{path}: {error}") from error
