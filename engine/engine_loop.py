@@ -95,15 +95,15 @@ class EngineLoop:
                 self._wakeup.notify()
 
     def shutdown(self, timeout: float | None = None) -> bool:
-        """Stop after the running step; open requests end with an error. True if it has ended.
+        """Stop after the running step; open requests end with an error. True once it has ended.
 
-        Called from any thread but the engine's own. False after `timeout` seconds without an end.
+        Called from any thread but the engine's own. False when `timeout` seconds were not enough.
         """
         with self._wakeup:
             self._stopping = True
             self._wakeup.notify()
         if self._thread.ident is None:
-            self._finish("the server is shutting down")
+            self._finish()
             return True
         self._thread.join(timeout)
         return not self._thread.is_alive()
@@ -124,7 +124,7 @@ class EngineLoop:
         except Exception as error:
             logger.exception("the engine loop failed")
             self.fail(f"{type(error).__name__}: {error}")
-        self._finish("the server is shutting down")
+        self._finish()
 
     def _wait_for_work(self) -> bool:
         """Sleep until there is something to do; False when the loop has to end."""
@@ -178,8 +178,8 @@ class EngineLoop:
         if not choices:
             del self._open[delta.request_id]
 
-    def _finish(self, reason: str) -> None:
-        self._close(reason, fatal=False)
+    def _finish(self) -> None:
+        self._close("the server is shutting down", fatal=False)
         self._engine.shutdown()
 
     def _close(self, reason: str, fatal: bool) -> bool:

@@ -35,9 +35,11 @@ class BlockTable:
 
     `keys` holds the key of each full block of known tokens and survives a preemption. The first
     `num_cached_blocks` blocks have been offered for reuse; `node` is the content of the last one.
+    Tokens before position `capacity` need no change of the table: their slots are there and, but
+    for what is computed already, held by this sequence alone.
     """
 
-    __slots__ = ("blocks", "keys", "node", "num_cached_blocks", "root")
+    __slots__ = ("blocks", "capacity", "keys", "node", "num_cached_blocks", "root")
 
     def __init__(self, root: PrefixNode) -> None:
         self.root = root
@@ -45,6 +47,7 @@ class BlockTable:
         self.keys: list[BlockKey] = []
         self.node = root
         self.num_cached_blocks = 0
+        self.capacity = 0
 
 
 class KVCacheManager:
@@ -129,27 +132,27 @@ class KVCacheManager:
         when fewer than `num_reserved_blocks` blocks would stay free.
         """
         table = self._table(sequence)
-        blocks = table.blocks
         start = sequence.num_computed_tokens + len(computed_blocks) * self.block_size
-        first_written = start // self.block_size
-        num_new = self.blocks_for(start + num_new_tokens) - len(blocks) - len(computed_blocks)
-        shared = first_written < len(blocks) and blocks[first_written].ref_count > 1
-        if num_new == 0 and not shared and not computed_blocks:
+        end = start + num_new_tokens
+        if end <= table.capacity:
             return UNCHANGED
+        first_written = start // self.block_size
+        num_new = self.blocks_for(end) - len(table.blocks) - len(computed_blocks)
+        shared = first_written < len(table.blocks) and table.blocks[first_written].ref_count > 1
         num_taken = num_new + shared + sum(block.ref_count == 0 for block in computed_blocks)
         if num_taken + num_reserved_blocks > self._pool.num_free_blocks:
             return None
         self._take_computed(table, computed_blocks)
-        return self._extend(table, first_written if shared else None, num_new)
+        allocation = self._extend(table, first_written if shared else None, num_new)
+        table.capacity = len(table.blocks) * self.block_size
+        return allocation
 
     def cache_full_blocks(self, sequence: Sequence) -> None:
-        """Offer for reuse the blocks that computed tokens fill; called after the step that wrote
-        them.
-        """
+        """Offer for reuse all blocks that computed tokens fill, after the step that wrote them."""
+        if not self._caching:
+            return
         table = self._tables[sequence.seq_id]
         num_full = sequence.num_computed_tokens // self.block_size
-        if num_full <= table.num_cached_blocks or not self._caching:
-            return
         self._extend_keys(table, sequence, num_full)
         for position in range(table.num_cached_blocks, num_full):
             block, key = table.blocks[position], table.keys[position]
@@ -167,6 +170,8 @@ class KVCacheManager:
         table.keys = list(source.keys)
         table.node = source.node
         table.num_cached_blocks = source.num_cached_blocks
+        # Both now have to look before they write into the last block.
+        table.capacity = source.capacity = 0
 
     def free(self, sequence: Sequence) -> None:
         """Give up all blocks of a sequence that may resume; its keys stay.
@@ -177,6 +182,7 @@ class KVCacheManager:
         for block in reversed(table.blocks):
             self._pool.release(block)
         table.blocks = []
+        table.capacity = 0
         table.node = table.root
         table.num_cached_blocks = 0
 
@@ -200,6 +206,9 @@ class KVCacheManager:
             ids = [block.block_id for block in table.blocks]
             assert len(set(ids)) == len(ids)
             assert table.num_cached_blocks <= len(table.blocks)
+            assert table.capacity in (0, len(table.blocks) * self.block_size)
+            writable = table.blocks[table.num_cached_blocks :] if table.capacity else []
+            assert not self._caching or all(block.ref_count == 1 for block in writable)
 
     def _take_computed(self, table: BlockTable, computed_blocks: SequenceOf[Block]) -> None:
         for block in computed_blocks:
@@ -210,6 +219,8 @@ class KVCacheManager:
         table.num_cached_blocks += len(computed_blocks)
 
     def _extend(self, table: BlockTable, copied: int | None, num_new: int) -> Allocation:
+        if num_new == 0 and copied is None:
+            return UNCHANGED
         blocks = table.blocks
         new_blocks = self._pool.allocate(num_new + (copied is not None))
         new_block_ids = tuple([block.block_id for block in new_blocks])

@@ -23,6 +23,10 @@ from octavo.engine.scheduler.step_plan import StepPlan, chunk_size
 # `block_size` steps; a newcomer that took the very last ones would be preempted at once.
 RESERVED_SHARE = 100
 
+# Looking up a member of an enum costs more than the rest of the test in which these stand.
+_RUNNING = SequenceStatus.RUNNING
+_STOP, _LENGTH = FinishReason.STOP, FinishReason.LENGTH
+
 
 class Scheduler:
     """One mechanism: a step lets `num_computed_tokens` of each sequence catch up with its tokens.
@@ -122,17 +126,17 @@ class Scheduler:
             num_wanted = sequence.num_tokens - sequence.num_computed_tokens
             if num_wanted > 1:
                 prefills.append(sequence)
-            elif sequence.status is SequenceStatus.RUNNING:
+            elif sequence.status is _RUNNING:
                 self._schedule_next(plan, sequence, 1)
         for position, sequence in enumerate(prefills):
             if plan.budget == 0:
                 break
-            if sequence.status is SequenceStatus.RUNNING:
+            if sequence.status is _RUNNING:
                 num_others = len(prefills) - 1 - position + self._can_admit
                 num_wanted = sequence.num_tokens - sequence.num_computed_tokens
                 num_tokens = chunk_size(num_wanted, plan.budget, num_others, self._chunk_threshold)
                 self._schedule_next(plan, sequence, num_tokens)
-            if sequence.status is SequenceStatus.RUNNING:
+            if sequence.status is _RUNNING:
                 plan.num_owed_blocks += self._kv_cache.num_missing_blocks(sequence)
 
     def _schedule_next(self, plan: StepPlan, sequence: Sequence, num_tokens: int) -> None:
@@ -277,7 +281,7 @@ class Scheduler:
         """Take in the results of a step; return all deltas since the last call."""
         for item in plan.scheduled:
             sequence = self._sequences[item.seq_id]
-            failure = output.failed.get(item.seq_id)
+            failure = output.failed.get(item.seq_id) if output.failed else None
             if failure is None:
                 self._advance(sequence, item.num_tokens, output)
             if item.forks:
@@ -297,9 +301,10 @@ class Scheduler:
 
     def _advance(self, sequence: Sequence, num_tokens: int, output: ModelOutput) -> None:
         sequence.advance(num_tokens)
-        self._kv_cache.cache_full_blocks(sequence)
-        buffer = self._prompt_logprobs.get(sequence.seq_id)
-        if buffer is not None:
+        if sequence.num_computed_tokens % self._kv_cache.block_size < num_tokens:
+            self._kv_cache.cache_full_blocks(sequence)
+        if self._prompt_logprobs:
+            buffer = self._prompt_logprobs.get(sequence.seq_id, [])
             buffer.extend(output.prompt_logprobs.get(sequence.seq_id, ()))
 
     def _accept(self, sequence: Sequence, output: ModelOutput) -> None:
@@ -335,18 +340,16 @@ class Scheduler:
     ) -> tuple[FinishReason | None, int | None]:
         """The reason to end after `token_id`, if any, and the client's stop id that matched."""
         params = sequence.request.params
-        num_output_tokens = sequence.num_output_tokens
+        num_tokens = sequence.num_tokens
+        num_output_tokens = num_tokens - sequence.num_prompt_tokens
         # The sampler masks end tokens up to min_tokens; one that comes by then ends nothing.
         if num_output_tokens > params.min_tokens:
             if token_id in params.stop_token_ids:
-                return FinishReason.STOP, token_id
+                return _STOP, token_id
             if token_id in self._eos_token_ids and not params.ignore_eos:
-                return FinishReason.STOP, None
-        if (
-            num_output_tokens >= params.max_tokens
-            or sequence.num_tokens >= self._limits.max_model_len
-        ):
-            return FinishReason.LENGTH, None
+                return _STOP, None
+        if num_output_tokens >= params.max_tokens or num_tokens >= self._limits.max_model_len:
+            return _LENGTH, None
         return None, None
 
     def _place_children(self, parent: Sequence) -> None:
@@ -421,7 +424,7 @@ class Scheduler:
         self, sequence: Sequence, reason: FinishReason, stop_reason: int | None = None
     ) -> None:
         """Give back all that a sequence holds; its terminal delta has been handed out."""
-        if sequence.status is SequenceStatus.RUNNING:
+        if sequence.status is _RUNNING:
             self._running.remove(sequence)
         else:
             self._waiting.remove(sequence)
@@ -463,7 +466,7 @@ class Scheduler:
         self._waiting.check_integrity()
         running, waiting = self._running.snapshot(), self._waiting.snapshot()
         assert len(running) <= self._limits.max_num_seqs
-        assert all(sequence.status is SequenceStatus.RUNNING for sequence in running)
+        assert all(sequence.status is _RUNNING for sequence in running)
         assert all(sequence.status is SequenceStatus.WAITING for sequence in waiting)
         open_ids = {sequence.seq_id for sequence in running + waiting}
         assert open_ids == set(self._sequences) and len(open_ids) == len(running) + len(waiting)

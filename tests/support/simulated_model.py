@@ -1,0 +1,200 @@
+"""An executor without tensors: a deterministic model over a simulated KV cache.
+
+Each slot of the cache stores a fingerprint of the whole history up to its token. Each step checks
+that the slots of all tokens that count as computed hold the right fingerprints, so that a wrong
+block table, a lost copy, a write into a shared block or a false cache hit fails at once. The next
+token is a function of that history, the seed and the choice; so texts must not depend on company,
+chunks, hits, forks or preemption.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from octavo.engine.core.model_output import ModelOutput, TokenLogprobs
+from octavo.engine.core.sampling_params import SamplingParams
+from octavo.engine.core.scheduler_output import NewSequence, ScheduledSequence, SchedulerOutput
+
+
+def fingerprints(token_ids: Sequence[int], known: Sequence[int] = ()) -> list[int]:
+    """One number per position that stands for all tokens up to it; `known` are the first ones."""
+    result = list(known)
+    for token_id in token_ids[len(result) :]:
+        result.append(hash((result[-1] if result else 0, token_id)))
+    return result
+
+
+def next_token(fingerprint: int, stream: tuple[int, int], vocab_size: int) -> int:
+    """The id that follows a history, drawn from `stream`."""
+    return hash((fingerprint, stream)) % vocab_size
+
+
+def stream_of(params: SamplingParams, seed: int, index: int) -> tuple[int, int]:
+    """What the draws of a choice depend on, next to its history."""
+    return (0, 0) if params.greedy else (seed, index)
+
+
+def solo_text(
+    prompt: Sequence[int], params: SamplingParams, index: int = 0, vocab_size: int = 1000
+) -> list[int]:
+    """The `max_tokens` ids that a choice generates undisturbed, with the seed of `params`."""
+    ids, prints = list(prompt), fingerprints(prompt)
+    for _ in range(params.max_tokens):
+        stream = stream_of(params, params.seed or 0, index)
+        ids.append(next_token(prints[-1], stream, vocab_size))
+        prints = fingerprints(ids, prints)
+    return ids[len(prompt) :]
+
+
+@dataclass
+class Row:
+    """What the worker knows of one sequence; `prints` are the fingerprints of its tokens."""
+
+    index: int
+    seed: int
+    params: SamplingParams
+    token_ids: list[int]
+    prints: list[int]
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    block_ids: list[int]
+
+
+class SimulatedExecutor:
+    """Carries out plans as a worker would, and asserts that they are right.
+
+    A row that would draw `failing_token` fails instead. `error` is raised by the next step.
+    """
+
+    def __init__(
+        self, num_blocks: int, block_size: int, max_num_seqs: int, vocab_size: int
+    ) -> None:
+        self._num_blocks = num_blocks
+        self._block_size = block_size
+        self._max_num_seqs = max_num_seqs
+        self._vocab_size = vocab_size
+        self.slots: dict[int, int] = {}
+        self.rows: dict[int, Row] = {}
+        self.plans: list[SchedulerOutput] = []
+        self.failing_token: int | None = None
+        self.error: Exception | None = None
+        self.is_shut_down = False
+
+    @property
+    def num_blocks(self) -> int:
+        return self._num_blocks
+
+    def shutdown(self) -> None:
+        assert not self.is_shut_down
+        self.is_shut_down = True
+
+    def execute_model(self, plan: SchedulerOutput) -> ModelOutput:
+        if self.error is not None:
+            raise self.error
+        self.plans.append(plan)
+        for seq_id in plan.removed_seq_ids:
+            del self.rows[seq_id]
+        self._copy_blocks(plan.block_copies)
+        for new in plan.new_sequences:
+            self._add_row(new)
+        assert len(self.rows) <= self._max_num_seqs
+        for item in plan.scheduled:
+            self._update_table(item)
+        for item in plan.scheduled:
+            self._check_private(item)
+            self._check_computed(self.rows[item.seq_id])
+        return self._run(plan)
+
+    def _add_row(self, new: NewSequence) -> None:
+        assert new.seq_id not in self.rows
+        self.rows[new.seq_id] = Row(
+            index=new.index,
+            seed=new.seed,
+            params=new.params,
+            token_ids=list(new.token_ids),
+            prints=fingerprints(new.token_ids),
+            num_prompt_tokens=new.num_prompt_tokens,
+            num_computed_tokens=new.num_computed_tokens,
+            block_ids=list(new.block_ids),
+        )
+
+    def _copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        assert len({destination for _, destination in pairs}) == len(pairs)
+        size = self._block_size
+        read = [[self.slots.get(source * size + row) for row in range(size)] for source, _ in pairs]
+        for (_, destination), values in zip(pairs, read, strict=True):
+            for row, value in enumerate(values):
+                if value is not None:
+                    self.slots[destination * size + row] = value
+
+    def _update_table(self, item: ScheduledSequence) -> None:
+        table = self.rows[item.seq_id].block_ids
+        if item.new_block_ids:
+            assert item.block_offset <= len(table)
+            table[item.block_offset :] = item.new_block_ids
+        assert len(set(table)) == len(table)
+        assert all(0 <= block_id < self._num_blocks for block_id in table)
+
+    def _check_private(self, item: ScheduledSequence) -> None:
+        row = self.rows[item.seq_id]
+        first = row.num_computed_tokens // self._block_size
+        last = (row.num_computed_tokens + item.num_tokens - 1) // self._block_size
+        for block_id in row.block_ids[first : last + 1]:
+            holders = [seq for seq, other in self.rows.items() if block_id in other.block_ids]
+            assert holders == [item.seq_id], f"block {block_id} is written but shared"
+        assert last < len(row.block_ids)
+
+    def _check_computed(self, row: Row) -> None:
+        for position in range(row.num_computed_tokens):
+            assert self.slots.get(self._slot(row, position)) == row.prints[position]
+
+    def _run(self, plan: SchedulerOutput) -> ModelOutput:
+        sampled: dict[int, tuple[int, ...]] = {}
+        logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+        prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+        failed: dict[int, str] = {}
+        for item in plan.scheduled:
+            row = self.rows[item.seq_id]
+            start = row.num_computed_tokens
+            end = start + item.num_tokens
+            assert item.num_tokens > 0 and end <= len(row.token_ids)
+            for position in range(start, end):
+                self.slots[self._slot(row, position)] = row.prints[position]
+            row.num_computed_tokens = end
+            if row.params.prompt_logprobs is not None and start < row.num_prompt_tokens - 1:
+                scored = row.token_ids[start + 1 : min(end + 1, row.num_prompt_tokens)]
+                prompt_logprobs[item.seq_id] = tuple([_logprobs(token) for token in scored])
+            assert item.sample == (end == len(row.token_ids))
+            if item.sample:
+                self._sample(row, item, sampled, failed)
+        for seq_id, ids in sampled.items():
+            logprobs[seq_id] = tuple([_logprobs(token) for token in ids])
+        return ModelOutput(sampled, logprobs, prompt_logprobs, failed)
+
+    def _sample(
+        self,
+        row: Row,
+        item: ScheduledSequence,
+        sampled: dict[int, tuple[int, ...]],
+        failed: dict[int, str],
+    ) -> None:
+        streams = [(item.seq_id, row.index)] + [(fork.seq_id, fork.index) for fork in item.forks]
+        for seq_id, index in streams:
+            # Read from the cache, as attention would, so that a wrong table changes the text.
+            fingerprint = self.slots[self._slot(row, row.num_computed_tokens - 1)]
+            stream = stream_of(row.params, row.seed, index)
+            token = next_token(fingerprint, stream, self._vocab_size)
+            if token == self.failing_token:
+                failed[seq_id] = "NaN logits"
+            else:
+                sampled[seq_id] = (token,)
+        if item.seq_id in sampled:
+            row.token_ids.extend(sampled[item.seq_id])
+            row.prints = fingerprints(row.token_ids, row.prints)
+
+    def _slot(self, row: Row, position: int) -> int:
+        block_id = row.block_ids[position // self._block_size]
+        return block_id * self._block_size + position % self._block_size
+
+
+def _logprobs(token_id: int) -> TokenLogprobs:
+    return TokenLogprobs(token_id, -1.0, 1, ())
