@@ -57,7 +57,6 @@ def create_app(
         title="Octavo",
         summary="OpenAI-compatible inference",
         version=VERSION,
-        root_path=server_config.root_path,
         docs_url="/docs" if docs else None,
         redoc_url="/redoc" if docs else None,
         openapi_url="/openapi.json" if docs else None,
@@ -78,7 +77,7 @@ def _add_middlewares(app: FastAPI, state: AppState, keys: tuple[str, ...]) -> No
     """Add them from the innermost to the outermost."""
     config = state.config
     app.add_middleware(BodyLimitMiddleware, max_body_size=config.max_body_size)
-    app.add_middleware(AuthMiddleware, keys=keys, root_path=config.root_path)
+    app.add_middleware(AuthMiddleware, keys=keys)
     app.add_middleware(
         CORSMiddleware,
         allow_origins=config.allowed_origins,

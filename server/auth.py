@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from octavo.config.server import ServerConfig
 from octavo.engine.core.errors import ConfigurationError
 from octavo.server.errors import unauthorized
+from octavo.server.middleware import path_in_app
 
 OPEN_PATHS = frozenset({"/health", "/health/ready", "/ready", "/ping"})
 """Probes have no key; these paths say nothing but how the server is."""
@@ -35,10 +36,9 @@ def load_api_keys(config: ServerConfig) -> tuple[str, ...]:
 class AuthMiddleware:
     """ASGI middleware: answers 401 unless a valid bearer token came along."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str], root_path: str = "") -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self._app = app
         self._keys = tuple(key.encode() for key in keys)
-        self._root_path = root_path.rstrip("/")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on or refuse it."""
@@ -48,8 +48,7 @@ class AuthMiddleware:
         await unauthorized().response()(scope, receive, send)
 
     def _is_open(self, scope: Scope) -> bool:
-        path: str = scope["path"]
-        return not self._keys or path.removeprefix(self._root_path) in OPEN_PATHS
+        return not self._keys or path_in_app(scope) in OPEN_PATHS
 
     def _has_key(self, scope: Scope) -> bool:
         scheme, _, token = Headers(scope=scope).get("authorization", "").partition(" ")

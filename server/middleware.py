@@ -63,7 +63,7 @@ class RequestContextMiddleware:
             self._record(scope, exchange.status, time.monotonic() - started)
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
-        path, method = scope["path"], scope["method"]
+        path, method = path_in_app(scope), scope["method"]
         route = scope.get("route")
         handler = _NO_ROUTE if route is None else route.path
         # Paths and methods come from clients: only known ones may become labels.
@@ -150,6 +150,12 @@ class BodyLimitMiddleware:
 
     def _too_large(self) -> BodyTooLargeError:
         return BodyTooLargeError(f"The body is larger than {self._limit} bytes")
+
+
+def path_in_app(scope: Scope) -> str:
+    """Return the path as the routes see it, without what a proxy in front has taken away."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
 
 
 def _printable(path: str) -> str:

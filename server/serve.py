@@ -67,6 +67,7 @@ def _uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
         lifespan="on",
         log_config=None,
         access_log=False,
+        root_path=config.root_path,
         server_header=False,
         timeout_keep_alive=config.timeout_keep_alive,
         timeout_graceful_shutdown=_CLOSE_S,

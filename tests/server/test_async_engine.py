@@ -41,9 +41,7 @@ class Rig:
     def request(self, prompt: str = "abc", **params: Any) -> GenerateRequest:
         self._count += 1
         values = {"max_tokens": 100, "temperature": 0.0} | params
-        return GenerateRequest(
-            f"r{self._count}", tuple(byte_ids(prompt)), SamplingParams(**values)
-        )
+        return GenerateRequest(f"r{self._count}", tuple(byte_ids(prompt)), SamplingParams(**values))
 
     async def outputs(self, request: GenerateRequest) -> list[ChoiceOutput]:
         return [output async for batch in self.engine.generate(request) for output in batch]
@@ -123,13 +121,12 @@ async def test_many_requests_at_once(rig: Open) -> None:
 
 
 async def test_waiting_outputs_of_a_slow_reader_are_joined(rig: Open) -> None:
-    async with rig(HELLO) as r:
-        async with aclosing(r.engine.generate(r.request())) as batches:
-            first = await anext(batches)
-            async with asyncio.timeout(5):
-                while r.sample("octavo:generation_tokens_total") < 6:
-                    await asyncio.sleep(0.005)
-            rest = [batch async for batch in batches]
+    async with rig(HELLO) as r, aclosing(r.engine.generate(r.request())) as batches:
+        first = await anext(batches)
+        async with asyncio.timeout(5):
+            while r.sample("octavo:generation_tokens_total") < 6:
+                await asyncio.sleep(0.005)
+        rest = [batch async for batch in batches]
 
     assert [len(batch) for batch in rest] == [1]
     assert first[0].text + rest[0][0].text == "hello"

@@ -1,0 +1,130 @@
+"""The text of /metrics and what the middleware counts."""
+
+import asyncio
+
+import pytest
+from octavo_fixtures import byte_ids, token_id
+from prometheus_client.parser import text_string_to_metric_families
+from served_app import ServeApp, ServedApp
+
+from octavo.server.lifecycle import Phase
+
+HELLO = [*byte_ids("hello"), token_id("<|eos|>")]
+
+EXPECTED = {
+    "octavo:num_requests_running",
+    "octavo:num_requests_waiting",
+    "octavo:kv_cache_usage_perc",
+    "octavo:cache_config_info",
+    "octavo:prompt_tokens",
+    "octavo:prompt_tokens_cached",
+    "octavo:generation_tokens",
+    "octavo:prefix_cache_queries",
+    "octavo:prefix_cache_hits",
+    "octavo:num_preemptions",
+    "octavo:num_preemptions_by_mode",
+    "octavo:request_success",
+    "octavo:requests_rejected",
+    "octavo:requests_timed_out",
+    "octavo:client_disconnects",
+    "octavo:time_to_first_token_seconds",
+    "octavo:inter_token_latency_seconds",
+    "octavo:request_time_per_output_token_seconds",
+    "octavo:e2e_request_latency_seconds",
+    "octavo:request_queue_time_seconds",
+    "octavo:request_inference_time_seconds",
+    "octavo:request_prefill_time_seconds",
+    "octavo:request_decode_time_seconds",
+    "octavo:request_prompt_tokens",
+    "octavo:request_generation_tokens",
+    "octavo:request_params_max_tokens",
+    "octavo:request_params_n",
+    "octavo:iteration_tokens_total",
+    "http_requests",
+    "http_request_duration_seconds",
+}
+
+
+async def scrape(served: ServedApp) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    text = (await served.client.get("/metrics")).text
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def value(samples: dict, name: str, **labels: str) -> float:
+    [found] = [
+        number
+        for (sample, given), number in samples.items()
+        if sample == name and set(labels.items()) <= given
+    ]
+    return found
+
+
+async def test_every_promised_metric_is_there(serve_app: ServeApp) -> None:
+    async with serve_app(HELLO) as served:
+        await served.wait_for(Phase.READY)
+        text = (await served.client.get("/metrics")).text
+
+    assert {family.name for family in text_string_to_metric_families(text)} == EXPECTED
+
+
+async def test_g07_gauges_return_to_zero_and_tokens_equal_usage(serve_app: ServeApp) -> None:
+    async with serve_app(HELLO) as served:
+        await served.wait_for(Phase.READY)
+        body = {"prompt": "abc", "max_tokens": 10, "temperature": 0}
+        answers = await asyncio.gather(
+            *(served.client.post("/v1/completions", json={**body, "n": n}) for n in (1, 2))
+        )
+        too_long = await served.client.post("/v1/completions", json={**body, "max_tokens": 9999})
+        await served.idle()
+        samples = await scrape(served)
+
+    usage = [answer.json()["usage"] for answer in answers]
+    assert too_long.status_code == 400
+    assert value(samples, "octavo:num_requests_running") == 0
+    assert value(samples, "octavo:num_requests_waiting") == 0
+    assert value(samples, "octavo:kv_cache_usage_perc") == 0
+    assert value(samples, "octavo:request_success_total", finished_reason="stop") == 2
+    assert value(samples, "octavo:requests_rejected_total", reason="invalid") == 1
+    assert value(samples, "octavo:prompt_tokens_total") == sum(u["prompt_tokens"] for u in usage)
+    assert value(samples, "octavo:generation_tokens_total") == sum(
+        u["completion_tokens"] for u in usage
+    )
+
+
+async def test_http_metrics_carry_the_routes_pattern(serve_app: ServeApp) -> None:
+    async with serve_app(HELLO) as served:
+        await served.wait_for(Phase.READY)
+        await served.client.get("/v1/models/fake")
+        await served.client.get("/no/such/path")
+        await served.client.request("BREW", "/version")
+        samples = await scrape(served)
+
+    handlers = {
+        dict(labels)["handler"]: dict(labels)["status"]
+        for name, labels in samples
+        if name == "http_requests_total"
+    }
+    assert handlers["none"] == "404"
+    assert handlers["/v1/models/{model_id:path}"] == "200"
+    assert value(samples, "http_requests_total", method="other") == 1
+
+
+@pytest.mark.parametrize("labels", [{"model_name": "alias", "engine": "0"}])
+async def test_the_served_name_is_the_label(serve_app: ServeApp, labels: dict[str, str]) -> None:
+    async with serve_app(HELLO, served_model_name=("alias", "other")) as served:
+        await served.wait_for(Phase.READY)
+        samples = await scrape(served)
+
+    assert value(samples, "octavo:num_requests_running", **labels) == 0
+
+
+async def test_each_application_has_metrics_of_its_own(serve_app: ServeApp) -> None:
+    async with serve_app(HELLO) as first, serve_app(HELLO) as second:
+        await first.client.get("/version")
+        samples = await scrape(second)
+
+    assert not any(name == "http_requests_total" for name, _ in samples)

@@ -1,0 +1,227 @@
+"""A run of the server on a real socket: start, signals and exit codes."""
+
+import json
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fake_engine import ScriptedExecutor, fake_loader
+from octavo_fixtures import byte_ids, token_id
+
+from octavo.config.engine import EngineConfig
+from octavo.config.server import ServerConfig
+from octavo.engine.core.errors import CheckpointError, ConfigurationError
+from octavo.server import serve
+from octavo.server.listener import describe, is_open_to_others, open_listener
+
+HELLO = [*byte_ids("hello"), token_id("<|eos|>")]
+ENDLESS = byte_ids("ab" * 300)
+BODY = {"prompt": "abc", "max_tokens": 400, "temperature": 0}
+
+
+class Run:
+    """Runs the server in the main thread, as signals need, and `script` in another one.
+
+    The server gets one SIGTERM: from the script by `stop`, or after it.
+    """
+
+    def __init__(self, tokenizer_dir: Path, executor: ScriptedExecutor, **config: Any) -> None:
+        self.executor = executor
+        self.config = ServerConfig(**{"port": 0} | config)
+        self._tokenizer_dir = tokenizer_dir
+        self._failure: BaseException | None = None
+        self._stopped = False
+
+    def stop(self) -> None:
+        if not self._stopped:
+            self._stopped = True
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def run(
+        self, script: Callable[[httpx.Client], None], before: Callable[[], None] = lambda: None
+    ) -> int:
+        listener = open_listener(self.config)
+        url = describe(self.config, listener)
+
+        def work() -> None:
+            try:
+                with httpx.Client(base_url=url, timeout=20) as client:
+                    script(client)
+            except BaseException as error:
+                self._failure = error
+            self.executor.gate.set()
+            self.stop()
+
+        thread = threading.Thread(target=work)
+        load = fake_loader(self._tokenizer_dir, self.executor, before=before)
+        thread.start()
+        code = serve.run(self.config, EngineConfig(), listener, load)
+        thread.join()
+        if self._failure is not None:
+            raise self._failure
+        return code
+
+
+def wait_until_ready(client: httpx.Client) -> None:
+    while client.get("/health").status_code != 200:
+        time.sleep(0.01)
+
+
+def test_a_run_serves_and_ends_with_code_0(
+    byte_bpe_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    texts = []
+
+    def script(client: httpx.Client) -> None:
+        wait_until_ready(client)
+        texts.append(client.post("/v1/completions", json=BODY).json()["choices"][0]["text"])
+
+    run = Run(byte_bpe_dir, ScriptedExecutor(HELLO), served_model_name=("alias",))
+
+    assert run.run(script) == 0
+    assert texts == ["hello"]
+    [ready] = [r.getMessage() for r in caplog.records if "is ready on" in r.getMessage()]
+    assert "http://127.0.0.1:" in ready and "serving alias (context 512" in ready
+    assert "curl http://127.0.0.1:" in ready
+
+
+def test_sigterm_lets_a_stream_end_and_refuses_new_work(byte_bpe_dir: Path) -> None:
+    lines: list[str] = []
+    refusals: list[str] = []
+    executor = ScriptedExecutor(HELLO)
+    executor.step_seconds = 0.05
+    run = Run(byte_bpe_dir, executor)
+
+    def script(client: httpx.Client) -> None:
+        wait_until_ready(client)
+        with client.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as stream:
+            received = stream.iter_lines()
+            lines.append(next(received))
+            run.stop()
+            # The port stays open, and says why nothing new is taken.
+            while (answer := httpx.get(client.base_url.join("/v1/models"))).status_code == 200:
+                time.sleep(0.01)
+            refusals.append(answer.json()["error"]["code"])
+            lines.extend(received)
+
+    assert run.run(script) == 0
+    assert refusals == ["server_draining"]
+    assert [line for line in lines if line][-1] == "data: [DONE]"
+
+
+def test_f08_a_run_whose_engine_died_ends_with_code_1(byte_bpe_dir: Path) -> None:
+    executor = ScriptedExecutor(HELLO)
+    run = Run(byte_bpe_dir, executor)
+
+    def script(client: httpx.Client) -> None:
+        wait_until_ready(client)
+        executor.fail_with = ValueError("broken")
+        assert client.post("/v1/completions", json=BODY).status_code == 503
+        while client.get("/health").json() != {"status": "failed"}:
+            time.sleep(0.01)
+
+    assert run.run(script) == 1
+
+
+def test_a_failed_load_ends_the_run_by_itself_with_code_1(byte_bpe_dir: Path) -> None:
+    def fail() -> None:
+        raise CheckpointError("model.safetensors: damaged")
+
+    config = ServerConfig(port=0)
+    load = fake_loader(byte_bpe_dir, ScriptedExecutor(HELLO), before=fail)
+
+    assert serve.run(config, EngineConfig(), open_listener(config), load) == 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_away_frees_its_blocks(byte_bpe_dir: Path, stream: bool) -> None:
+    executor = ScriptedExecutor(ENDLESS)
+    executor.step_seconds = 0.01
+    run = Run(byte_bpe_dir, executor)
+
+    def gauge(client: httpx.Client, name: str) -> float:
+        text = client.get("/metrics").text
+        [line] = [x for x in text.splitlines() if x.startswith(f"octavo:{name}{{")]
+        return float(line.split()[-1])
+
+    def script(client: httpx.Client) -> None:
+        wait_until_ready(client)
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: o\r\nContent-Type: application/json\r\n"
+        body = json.dumps(BODY | {"stream": stream}).encode()
+        address = (client.base_url.host, client.base_url.port)
+        with socket.create_connection(address) as connection:
+            connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            while gauge(client, "num_requests_running") == 0:
+                time.sleep(0.01)
+        deadline = time.monotonic() + 2
+        while gauge(client, "num_requests_running") + gauge(client, "kv_cache_usage_perc") > 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert gauge(client, "client_disconnects_total") == 1
+
+    assert run.run(script) == 0
+
+
+def test_g03_an_idle_connection_is_used_again(byte_bpe_dir: Path) -> None:
+    run = Run(byte_bpe_dir, ScriptedExecutor(HELLO))
+
+    def script(client: httpx.Client) -> None:
+        wait_until_ready(client)
+        address = (client.base_url.host, client.base_url.port)
+        with socket.create_connection(address) as connection:
+            for _ in range(2):
+                connection.sendall(b"GET /health HTTP/1.1\r\nHost: o\r\n\r\n")
+                assert connection.recv(9) == b"HTTP/1.1 "
+                connection.recv(65536)
+                # Longer than uvicorn's own default would be too slow for a test.
+                time.sleep(0.2)
+
+    assert run.run(script) == 0
+
+
+def test_a_unix_socket_can_be_listened_on(byte_bpe_dir: Path, tmp_path: Path) -> None:
+    path = tmp_path / "octavo.sock"
+    run = Run(byte_bpe_dir, ScriptedExecutor(HELLO), uds=str(path))
+
+    def script(_: httpx.Client) -> None:
+        transport = httpx.HTTPTransport(uds=str(path))
+        with httpx.Client(transport=transport, base_url="http://o") as client:
+            wait_until_ready(client)
+
+    assert run.run(script) == 0
+    assert not path.exists()
+
+
+def test_g05_a_port_in_use_is_refused_before_anything_else() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=rf"Port {port} on 127\.0\.0\.1 is in use"):
+            open_listener(ServerConfig(port=port))
+
+
+def test_a_host_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="--host: cannot resolve"):
+        open_listener(ServerConfig(host="no such host", port=0))
+
+
+def test_a_unix_socket_left_behind_is_replaced_and_a_living_one_is_not(tmp_path: Path) -> None:
+    config = ServerConfig(uds=str(tmp_path / "s"))
+    open_listener(config).close()
+    with open_listener(config), pytest.raises(ConfigurationError, match="it is in use"):
+        open_listener(config)
+
+
+@pytest.mark.parametrize(("host", "open_to_others"), [("127.0.0.1", False), ("0.0.0.0", True)])
+def test_listening_beyond_loopback_is_noticed(host: str, open_to_others: bool) -> None:
+    config = ServerConfig(host=host, port=0)
+    with open_listener(config) as listener:
+        assert is_open_to_others(config, listener) is open_to_others
