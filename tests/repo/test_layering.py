@@ -2,8 +2,12 @@
 
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parents[2]
 
 HEAVY = ("torch", "triton", "transformers", "numba")
 
@@ -38,3 +42,11 @@ def test_engine_is_synchronous_and_without_http() -> None:
     # torch itself may load asyncio, so this looks at the libraries of the server's side.
     network = ("fastapi", "starlette", "uvicorn", "sse_starlette")
     assert loaded_by("octavo.engine.engine_loop", of=network) == set()
+
+
+def test_every_kernel_folder_is_behind_the_door() -> None:
+    # import-linter refuses names that do not exist, so each has to be added with its folder.
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (door,) = [c for c in contracts["contracts"] if c["name"] == "ops.py is the only door"]
+    folders = {f"octavo.kernels.{path.parent.name}" for path in ROOT.glob("kernels/*/__init__.py")}
+    assert folders == set(door["forbidden_modules"])
