@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from octavo_fixtures import (
@@ -12,6 +12,9 @@ from octavo_fixtures import (
     make_spm_tokenizer,
     make_unigram_tokenizer,
 )
+
+if TYPE_CHECKING:
+    from octavo.engine.loader import Checkpoint
 
 
 @pytest.fixture(scope="session")
@@ -36,6 +39,18 @@ def unigram_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def random_llama_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama checkpoint with random weights (two layers, grouped queries)."""
     return make_random_checkpoint(tmp_path_factory.mktemp("random_llama"))
+
+
+@pytest.fixture(scope="session")
+def starter_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> "Checkpoint":
+    """The starter model, converted into a cache of this run."""
+    # Importing torch takes seconds that the tests of the scheduling half do without.
+    from octavo.config.load import LoadConfig  # noqa: PLC0415
+    from octavo.engine.loader import resolve_checkpoint  # noqa: PLC0415
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        return resolve_checkpoint(LoadConfig())
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
-    HfHubHTTPError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
@@ -51,8 +50,8 @@ def download(hub_id: str, load: LoadConfig, *, weights: bool) -> Path:
         ) from error
     except RepositoryNotFoundError as error:
         raise CheckpointError(f"{hub_id}: neither a local directory nor on the hub") from error
-    except (HfHubHTTPError, OSError, ValueError) as error:
+    except Exception as error:  # the client lets errors of its HTTP library through
         raise CheckpointError(
-            f"{hub_id}: not in the local cache, and the hub cannot be reached; check the network, "
-            "or name a local directory or GGUF file"
+            f"{hub_id}: not complete in the local cache, and the hub cannot be reached "
+            f"({type(error).__name__}); check the network, or name a local directory or GGUF file"
         ) from error

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from simulated_model import SimulatedExecutor
+
 from octavo.config.cache import CacheConfig
 from octavo.config.engine import EngineConfig
 from octavo.config.load import LoadConfig
@@ -14,7 +16,6 @@ from octavo.engine.core.request_output import SequenceDelta
 from octavo.engine.core.sampling_params import SamplingParams
 from octavo.engine.core.scheduler_output import SchedulerOutput
 from octavo.engine.llm_engine import EngineLimits, LLMEngine
-from simulated_model import SimulatedExecutor
 
 VOCAB_SIZE = 1000
 

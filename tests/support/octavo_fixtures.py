@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from safetensors.numpy import save_file
 from tokenizers import (
     AddedToken,
@@ -20,7 +19,6 @@ from tokenizers import (
     pre_tokenizers,
     processors,
 )
-from transformers import AutoConfig, AutoModelForCausalLM
 
 VOCAB_SIZE = 515
 """Ids 0 to 514 in each of the tokenizers; on purpose not a multiple of 64."""
@@ -324,6 +322,10 @@ def make_random_checkpoint(
     `family` is a model_type; `config_overrides` go to its configuration class. The weights are
     large enough for greedy decoding to have clear winners.
     """
+    # Importing them takes seconds that the tests of the scheduling half do without.
+    import torch  # noqa: PLC0415
+    from transformers import AutoConfig, AutoModelForCausalLM  # noqa: PLC0415
+
     bos_id, eos_id, eos_ids = _ids_of(tokenizer)
     values: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
@@ -344,17 +346,12 @@ def make_random_checkpoint(
     generator_state = torch.get_rng_state()
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    _randomize_one_dimensional(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:  # ones of norms and zeros of biases would hide a mix-up
+                parameter.add_(torch.randn_like(parameter) * 0.1)
     torch.set_rng_state(generator_state)
     model.generation_config.eos_token_id = eos_ids
     model.save_pretrained(directory, max_shard_size=max_shard_size)
     TOKENIZERS[tokenizer](directory)
     return directory
-
-
-def _randomize_one_dimensional(model: torch.nn.Module) -> None:
-    """Norm weights and biases, which start as ones and zeros, would hide a mix-up."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.add_(torch.randn_like(parameter) * 0.1)
