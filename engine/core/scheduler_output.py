@@ -56,6 +56,9 @@ class SchedulerOutput:
     """One step. The worker first frees the rows of `removed_seq_ids` (finished and preempted),
     does all `block_copies` (source, destination) before any write, adds `new_sequences`, and then
     computes `scheduled` in the order given.
+
+    No two copies have the same destination, and no source is the destination of an earlier pair. A
+    destination can be the source of an earlier pair: copy in order, or read all sources first.
     """
 
     step: int

@@ -6,11 +6,11 @@ Block size 4. The simulated executor checks every block table and every slot tha
 import random
 
 import pytest
-
 from engine_harness import VOCAB_SIZE, Harness, Sizes
+from simulated_model import solo_text
+
 from octavo.engine.core.errors import ContextLengthError, InvalidRequestError
 from octavo.engine.core.model_output import TokenLogprobs
-from simulated_model import solo_text
 
 
 def prompt(length: int, start: int = 0) -> list[int]:

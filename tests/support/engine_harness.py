@@ -105,6 +105,7 @@ class Harness:
         stats = self.engine.stats()
         assert (stats.num_used_blocks, stats.num_running, stats.num_waiting) == (0, 0, 0)
         assert all(choice.finish_reason is not None for choice in self.choices.values())
+        assert not self.engine._kv_cache._tables, "a block table outlived its sequence"
 
     def text(self, request_id: str, index: int = 0) -> list[int]:
         return self.choices[request_id, index].token_ids

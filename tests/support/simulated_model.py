@@ -119,6 +119,8 @@ class SimulatedExecutor:
 
     def _copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         assert len({destination for _, destination in pairs}) == len(pairs)
+        for number, (source, _) in enumerate(pairs):
+            assert source not in [destination for _, destination in pairs[:number]]
         size = self._block_size
         read = [[self.slots.get(source * size + row) for row in range(size)] for source, _ in pairs]
         for (_, destination), values in zip(pairs, read, strict=True):

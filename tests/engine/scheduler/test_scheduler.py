@@ -1,6 +1,7 @@
 """Plans of single steps by exact seq_ids, tokens and block ids. Block size 4, budget 32."""
 
 from engine_harness import Harness, Sizes
+
 from octavo.engine.core.scheduler_output import Fork, ScheduledSequence
 from octavo.engine.scheduler.queue import MAX_PASSES
 
