@@ -1,11 +1,12 @@
 """The executor that runs the model in the engine's own thread, on one device."""
 
-import dataclasses
 import logging
+from dataclasses import dataclass
 
 import torch
 
 from octavo.config.engine import EngineConfig
+from octavo.config.model import ModelConfig
 from octavo.engine.attention.metadata import KVCacheLayout
 from octavo.engine.core.model_output import ModelOutput
 from octavo.engine.core.scheduler_output import SchedulerOutput
@@ -13,6 +14,7 @@ from octavo.engine.loader import Checkpoint, load_model
 from octavo.engine.worker.kv_cache import KVCache
 from octavo.engine.worker.memory import (
     CacheDemand,
+    CacheSize,
     StepLimits,
     check_context,
     free_host_memory,
@@ -47,50 +49,28 @@ class UniprocExecutor:
         device = resolve_device(config.device.device)
         dtype = resolve_dtype(config.load.dtype, facts)
         steps = resolve_step_limits(config.scheduler, device)
-        # The number of blocks is what remains to be found out.
-        layout = KVCacheLayout(
-            num_blocks=0,
-            num_kv_heads=facts.num_kv_heads,
-            block_size=config.cache.block_size,
-            head_dim=facts.head_dim,
+        start = _Start(
+            model=load_model(checkpoint, dtype, device),
+            facts=facts,
             dtype=dtype,
+            block_size=config.cache.block_size,
+            steps=steps,
+            device=device,
         )
-        limits = RunnerLimits(
-            max_num_seqs=steps.max_num_seqs,
-            max_model_len=facts.max_model_len,
-            vocab_size=facts.vocab_size,
-            eos_token_ids=facts.eos_token_ids,
-        )
-        model = load_model(checkpoint, dtype, device)
-        start = _Start(model, layout, facts.num_layers, limits, device)
-        if device.type == "cpu":
-            free = free_host_memory()
-            budget = host_budget(free)
-        else:
-            free, budget = start.measure_gpu(steps, config.cache.gpu_memory_utilization)
-        size = size_cache(
-            config.cache,
-            config.load.max_model_len,
-            CacheDemand(
-                model_limit=facts.max_model_len,
-                max_num_seqs=steps.max_num_seqs,
-                bytes_per_block=layout.bytes_per_block * facts.num_layers,
-                free_bytes=free,
-                budget_bytes=budget,
-            ),
-        )
+        demand = start.cache_demand(config.cache.gpu_memory_utilization)
+        size = size_cache(config.cache, config.load.max_model_len, demand)
         self._steps = steps
         self._size = size
-        self._runner = start.make_runner(size.num_blocks, size.max_model_len)
-        warm_up(self._runner, _WARM_UP_SEQS, 2 * layout.block_size + 1)
+        self._runner = start.make_runner(size)
+        warm_up(self._runner, _WARM_UP_SEQS, 2 * config.cache.block_size + 1)
         _logger.info(
             "%s in %s on %s: %d cache blocks of %d tokens, context %d, %d sequences and %d tokens "
             "per step",
             checkpoint.name,
-            dtype,
+            str(dtype).removeprefix("torch."),
             device,
             size.num_blocks,
-            layout.block_size,
+            config.cache.block_size,
             size.max_model_len,
             steps.max_num_seqs,
             steps.max_num_batched_tokens,
@@ -125,35 +105,61 @@ class UniprocExecutor:
         del self._runner
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class _Start:
-    """What the start needs to make runners, of the right size once that is known."""
+    """What is known before the size of the cache is: enough to make runners and to measure."""
 
     model: LanguageModel
-    layout: KVCacheLayout
-    num_layers: int
-    limits: RunnerLimits
+    facts: ModelConfig
+    dtype: torch.dtype
+    block_size: int
+    steps: StepLimits
     device: torch.device
 
-    def make_runner(self, num_blocks: int, max_model_len: int) -> ModelRunner:
-        layout = dataclasses.replace(self.layout, num_blocks=num_blocks)
-        limits = dataclasses.replace(self.limits, max_model_len=max_model_len)
-        cache = KVCache(layout, self.num_layers, self.device)
+    def make_runner(self, size: CacheSize) -> ModelRunner:
+        cache = KVCache(self._layout(size.num_blocks), self.facts.num_layers, self.device)
+        limits = RunnerLimits(
+            max_num_seqs=self.steps.max_num_seqs,
+            max_model_len=size.max_model_len,
+            vocab_size=self.facts.vocab_size,
+            eos_token_ids=self.facts.eos_token_ids,
+        )
         return ModelRunner(self.model, cache, limits, self.device)
 
-    def measure_gpu(self, steps: StepLimits, utilization: float) -> tuple[int, int]:
+    def cache_demand(self, gpu_utilization: float) -> CacheDemand:
+        if self.device.type == "cpu":
+            free = free_host_memory()
+            budget = host_budget(free)
+        else:
+            free, budget = self._measure_gpu(gpu_utilization)
+        return CacheDemand(
+            model_limit=self.facts.max_model_len,
+            max_num_seqs=self.steps.max_num_seqs,
+            bytes_per_block=self._layout(0).bytes_per_block * self.facts.num_layers,
+            free_bytes=free,
+            budget_bytes=budget,
+        )
+
+    def _layout(self, num_blocks: int) -> KVCacheLayout:
+        facts = self.facts
+        return KVCacheLayout(
+            num_blocks, facts.num_kv_heads, self.block_size, facts.head_dim, self.dtype
+        )
+
+    def _measure_gpu(self, utilization: float) -> tuple[int, int]:
         """Bytes left beside the model and the largest step, and how many of them are granted."""
-        tokens_each = -(-steps.max_num_batched_tokens // steps.max_num_seqs)
-        blocks_each = tokens_each // self.layout.block_size + 1
+        num_seqs, device = self.steps.max_num_seqs, self.device
+        tokens_each = -(-self.steps.max_num_batched_tokens // num_seqs)
+        num_blocks = num_seqs * (tokens_each // self.block_size + 1)
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(self.device)
-        before = torch.cuda.memory_allocated(self.device)
-        runner = self.make_runner(steps.max_num_seqs * blocks_each, self.limits.max_model_len)
-        cache_bytes = torch.cuda.memory_allocated(self.device) - before
-        warm_up(runner, steps.max_num_seqs, tokens_each)
-        peak = torch.cuda.max_memory_allocated(self.device) - cache_bytes
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        runner = self.make_runner(CacheSize(num_blocks, self.facts.max_model_len))
+        cache_bytes = torch.cuda.memory_allocated(device) - before
+        warm_up(runner, num_seqs, tokens_each)
+        peak = torch.cuda.max_memory_allocated(device) - cache_bytes
         del runner
         torch.cuda.empty_cache()
-        free, total = torch.cuda.mem_get_info(self.device)
-        others = total - free - torch.cuda.memory_reserved(self.device)
+        free, total = torch.cuda.mem_get_info(device)
+        others = total - free - torch.cuda.memory_reserved(device)
         return total - others - peak, int(total * utilization) - others - peak

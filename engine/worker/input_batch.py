@@ -36,13 +36,15 @@ class DrawBatch:
 
     rows         int64 [L]    row of the batch state behind each row of logits
     places       int64 [L]    its place among the scheduled sequences
+    own          int64 [L]    the draw of the sequence itself; the others from its row are forks'
     seq_ids      D ids        who gets each draw
     logits_rows  int64 [D]    the row of logits of each draw
-    uniforms     float64 [D]  the random number of each draw
+    uniforms     float64 [D]  the random number of each draw; zeros when all are greedy
     """
 
     rows: NDArray[np.int64]
     places: NDArray[np.int64]
+    own: NDArray[np.int64]
     seq_ids: tuple[int, ...]
     logits_rows: NDArray[np.int64]
     uniforms: NDArray[np.float64]
@@ -74,19 +76,24 @@ def draw_batch(
     seq_ids: list[int] = []
     logits_rows: list[int] = []
     choices: list[int] = []
+    own: list[int] = []
     for logits_row, ((_, item), choice) in enumerate(
         zip(sampling, state.choices[rows].tolist(), strict=True)
     ):
+        own.append(len(seq_ids))
         seq_ids += (item.seq_id, *(fork.seq_id for fork in item.forks))
         choices += (choice, *(fork.index for fork in item.forks))
         logits_rows += [logits_row] * (1 + len(item.forks))
     from_rows = np.array(logits_rows, np.int64)
-    numbers = uniforms(
-        state.seeds[rows][from_rows],
-        np.array(choices, np.int64),
-        state.num_output_tokens(rows)[from_rows],
-    )
-    return DrawBatch(rows, places, tuple(seq_ids), from_rows, numbers)
+    if state.greedy[rows].all():
+        numbers = np.zeros(from_rows.size)
+    else:
+        numbers = uniforms(
+            state.seeds[rows][from_rows],
+            np.array(choices, np.int64),
+            state.num_output_tokens(rows)[from_rows],
+        )
+    return DrawBatch(rows, places, np.array(own, np.int64), tuple(seq_ids), from_rows, numbers)
 
 
 def forward_batch(

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.engine.attention.metadata import ForwardBatch, KVCacheLayout
@@ -116,10 +117,8 @@ class ModelRunner:
         failed: dict[int, str],
     ) -> ModelOutput:
         sampled = self._sampler.sample(logits, self._state, draws)
-        # Of the draws of one row, the first is the sequence's own; the others found forks, which
-        # get rows of their own when they are scheduled.
-        own = np.unique(draws.logits_rows, return_index=True)[1]
-        self._state.append(draws.rows, sampled.token_ids[own])
+        # Forks get rows of their own when they are scheduled.
+        self._state.append(draws.rows, sampled.token_ids[draws.own])
         failed |= {draws.seq_ids[draw]: reason for draw, reason in sampled.failed.items()}
         return ModelOutput(
             sampled={
@@ -159,7 +158,7 @@ class ModelRunner:
         return records, failed
 
     def _score(
-        self, hidden: Tensor, targets: np.ndarray, num_top: int
+        self, hidden: Tensor, targets: NDArray[np.int64], num_top: int
     ) -> tuple[TokenLogprobs, ...] | None:
         """Records for `targets` [P] under the logits of `hidden` [P, hidden]; None for NaN."""
         records: list[TokenLogprobs] = []

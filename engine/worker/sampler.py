@@ -50,7 +50,7 @@ class Sampler:
         raw = self._take(logits, draws.logits_rows[scored]) if scored.size else None
 
         best, best_ids = ops.argmax(logits)
-        finite = best.isfinite().cpu().numpy()
+        finite = np.isfinite(best.cpu().numpy())
         reasons = {int(row): NOT_FINITE for row in np.flatnonzero(~finite)}
         adjusted = self._adjust(logits, state, draws.rows, finite)
         if adjusted:
@@ -105,6 +105,8 @@ class Sampler:
         """Replaces the ids of draws that are not greedy."""
         rows = draws.rows[draws.logits_rows]
         random = ~state.greedy[rows] & usable[draws.logits_rows]
+        if not random.any():
+            return
         filtered = state.filtered[rows]
         plain = np.flatnonzero(random & ~filtered)
         if plain.size:

@@ -1,19 +1,24 @@
 """The executor, from a checkpoint on disk to sampled ids."""
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from octavo.config.engine import EngineConfig
+from octavo.config.load import LoadConfig
 from octavo.engine.core.errors import ConfigurationError
 from octavo.engine.core.model_output import ModelOutput
 from octavo.engine.core.sampling_params import SamplingParams
 from octavo.engine.core.scheduler_output import NewSequence, ScheduledSequence, SchedulerOutput
 from octavo.engine.executor.uniproc import UniprocExecutor
 from octavo.engine.loader import resolve_checkpoint
+from octavo.engine.worker.sampler import NOT_FINITE
 
 
 def make_executor(directory: Path, **parts: dict[str, Any]) -> UniprocExecutor:
@@ -71,3 +76,26 @@ def test_the_smallest_cache_that_can_be_asked_for_starts(
 def test_f17_a_context_beyond_the_model_is_refused_before_loading(random_llama_dir: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"--max-model-len 513 .* is 512\b"):
         make_executor(random_llama_dir, load={"max_model_len": 513})
+
+
+def test_h01_an_overflow_in_float16_fails_the_request_and_bfloat16_does_not(
+    random_llama_dir: Path,
+) -> None:
+    checkpoint = resolve_checkpoint(LoadConfig(model=str(random_llama_dir)))
+    read = checkpoint.weights
+    assert read is not None
+
+    def scaled() -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in read():
+            yield name, tensor * 1e5 if "down_proj" in name else tensor
+
+    checkpoint = replace(checkpoint, weights=scaled)
+    for dtype, failed in (("float16", {1: NOT_FINITE}), ("bfloat16", {})):
+        config = EngineConfig.model_validate(
+            {
+                "load": {"dtype": dtype},
+                "cache": {"num_gpu_blocks_override": 8},
+                "device": {"device": "cpu"},
+            }
+        )
+        assert run(UniprocExecutor(config, checkpoint), [5, 250, 17])[0].failed == failed

@@ -4,6 +4,12 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
+
+from octavo.engine.core.sampling_params import SamplingParams
+from octavo.engine.core.scheduler_output import NewSequence, ScheduledSequence
+from octavo.engine.worker.batch_state import BatchState
+from octavo.engine.worker.input_batch import draw_batch, forward_batch, step_rows
 
 V = 40
 
@@ -48,3 +54,14 @@ def test_a_sequence_without_blocks_for_its_tokens_is_refused(
         driver.step()
     with pytest.raises(AssertionError, match="lacks blocks"):
         driver.step()
+
+
+def test_f10_slots_of_high_blocks_are_not_cut_to_32_bits() -> None:
+    state = BatchState(1, 32, 16, V)
+    high = 2**31 - 1
+    state.add(NewSequence(1, 0, (7,), 1, 0, (high,), SamplingParams(max_tokens=1), 0), None)
+    scheduled = (ScheduledSequence(1, 1, 0, (), True),)
+    step = step_rows(state, scheduled)
+    draws = draw_batch(state, scheduled, step)
+    batch = forward_batch(state, step, draws, (), torch.device("cpu"))
+    assert batch.attention.slot_mapping.tolist() == [high * 16]
