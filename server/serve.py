@@ -49,7 +49,7 @@ def run(
     Raises ConfigurationError when the start is impossible as configured.
     """
     app = create_app(server_config, engine_config, load)
-    config = _uvicorn_config(app, server_config)
+    config = make_uvicorn_config(app, server_config)
     if is_open_to_others(server_config, listener) and not load_api_keys(server_config):
         logger.warning(
             "Listening beyond this machine without a key: anyone who reaches the port can use it. "
@@ -59,7 +59,8 @@ def run(
         return runner.run(_Run(app, _Server(config), server_config, listener).main())
 
 
-def _uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
+def make_uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
+    """Return the settings of the HTTP server. Raises ConfigurationError for bad TLS files."""
     uvicorn_config = uvicorn.Config(
         app,
         http="httptools",
@@ -113,8 +114,8 @@ class _Run:
     def _on_signal(self, number: int) -> None:
         if self._stopping is not None:
             logger.warning("Second signal: ending at once")
-            logging.shutdown()
-            os._exit(128 + number)
+            leave(128 + number)
+            return
         logger.info("Shutting down; unfinished requests get %g s", self._config.shutdown_timeout)
         self._stopping = asyncio.create_task(self._stop())
 

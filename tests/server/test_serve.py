@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from fake_engine import ScriptedExecutor, fake_loader
+from fastapi import FastAPI
 from octavo_fixtures import byte_ids, token_id
 
 from octavo.config.engine import EngineConfig
@@ -142,6 +143,49 @@ def test_a_failed_load_ends_the_run_by_itself_with_code_1(byte_bpe_dir: Path) ->
     assert serve.run(config, EngineConfig(), open_listener(config), load) == 1
 
 
+def test_a_signal_during_the_load_does_not_wait_for_it(byte_bpe_dir: Path) -> None:
+    loading = threading.Event()
+    run = Run(byte_bpe_dir, ScriptedExecutor(HELLO))
+
+    def script(client: httpx.Client) -> None:
+        assert client.get("/health").json() == {"status": "starting"}
+
+    try:
+        assert run.run(script, before=lambda: assert_waited(loading)) == 0
+    finally:
+        loading.set()
+
+
+def assert_waited(event: threading.Event) -> None:
+    assert event.wait(60)
+
+
+def test_a_second_signal_ends_at_once(byte_bpe_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    codes: list[int] = []
+    executor = ScriptedExecutor(ENDLESS)
+    executor.step_seconds = 0.01
+    run = Run(byte_bpe_dir, executor)
+
+    def leave(code: int) -> None:
+        codes.append(code)
+
+    def script(client: httpx.Client) -> None:
+        wait_until_ready(client)
+        with client.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as stream:
+            next(stream.iter_lines())
+            run.stop()
+            while client.get("/health").json() != {"status": "draining"}:
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGTERM)
+            while not codes:
+                time.sleep(0.01)
+
+    monkeypatch.setattr(serve, "leave", leave)
+    run.run(script)
+
+    assert codes == [128 + signal.SIGTERM]
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_goes_away_frees_its_blocks(byte_bpe_dir: Path, stream: bool) -> None:
     executor = ScriptedExecutor(ENDLESS)
@@ -171,21 +215,11 @@ def test_a_client_that_goes_away_frees_its_blocks(byte_bpe_dir: Path, stream: bo
     assert run.run(script) == 0
 
 
-def test_g03_an_idle_connection_is_used_again(byte_bpe_dir: Path) -> None:
-    run = Run(byte_bpe_dir, ScriptedExecutor(HELLO))
+def test_g03_idle_connections_outlive_the_pools_of_clients() -> None:
+    config = ServerConfig()
+    uvicorn_config = serve.make_uvicorn_config(FastAPI(), config)
 
-    def script(client: httpx.Client) -> None:
-        wait_until_ready(client)
-        address = (client.base_url.host, client.base_url.port)
-        with socket.create_connection(address) as connection:
-            for _ in range(2):
-                connection.sendall(b"GET /health HTTP/1.1\r\nHost: o\r\n\r\n")
-                assert connection.recv(9) == b"HTTP/1.1 "
-                connection.recv(65536)
-                # Longer than uvicorn's own default would be too slow for a test.
-                time.sleep(0.2)
-
-    assert run.run(script) == 0
+    assert uvicorn_config.timeout_keep_alive == config.timeout_keep_alive == 120
 
 
 def test_a_unix_socket_can_be_listened_on(byte_bpe_dir: Path, tmp_path: Path) -> None:
