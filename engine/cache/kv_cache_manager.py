@@ -104,7 +104,7 @@ class KVCacheManager:
         """
         if not self._caching:
             return []
-        table = self._table(sequence)
+        table = self._tables.get(sequence.seq_id) or self._new_table(sequence)
         assert not table.blocks, sequence.seq_id
         hits: list[Block] = []
         node = table.root
@@ -131,7 +131,7 @@ class KVCacheManager:
         A shared block that would be written is replaced by a copy. None, with nothing changed,
         when fewer than `num_reserved_blocks` blocks would stay free.
         """
-        table = self._table(sequence)
+        table = self._tables.get(sequence.seq_id) or self._new_table(sequence)
         start = sequence.num_computed_tokens + len(computed_blocks) * self.block_size
         end = start + num_new_tokens
         if end <= table.capacity:
@@ -162,8 +162,7 @@ class KVCacheManager:
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let `child` share all blocks of `parent`, the partly filled last one included."""
         source = self._tables[parent.seq_id]
-        table = self._table(child)
-        assert not table.blocks, child.seq_id
+        table = self._new_table(child)
         for block in source.blocks:
             self._pool.share(block)
         table.blocks = list(source.blocks)
@@ -233,11 +232,10 @@ class KVCacheManager:
         blocks[copied:] = new_blocks
         return Allocation(copied, new_block_ids, ((source.block_id, new_block_ids[0]),))
 
-    def _table(self, sequence: Sequence) -> BlockTable:
-        table = self._tables.get(sequence.seq_id)
-        if table is None:
-            root = root_node(sequence.request.cache_salt, self._hash_function)
-            table = self._tables[sequence.seq_id] = BlockTable(root)
+    def _new_table(self, sequence: Sequence) -> BlockTable:
+        assert sequence.seq_id not in self._tables, sequence.seq_id
+        root = root_node(sequence.request.cache_salt, self._hash_function)
+        table = self._tables[sequence.seq_id] = BlockTable(root)
         return table
 
     def _extend_keys(self, table: BlockTable, sequence: Sequence, count: int) -> None:

@@ -310,8 +310,7 @@ class Scheduler:
     def _accept(self, sequence: Sequence, output: ModelOutput) -> None:
         """Append the sampled id, decide whether the text ends, and hand it out."""
         seq_id, request = sequence.seq_id, sequence.request
-        scored = self._prompt_logprobs.pop(seq_id, None)
-        prompt_logprobs = None if scored is None else tuple(scored)
+        prompt_logprobs = self._take_prompt_logprobs(seq_id) if self._prompt_logprobs else None
         if request.params.max_tokens == 0:
             self._end(sequence, FinishReason.LENGTH, prompt_logprobs=prompt_logprobs)
             return
@@ -334,6 +333,10 @@ class Scheduler:
         )
         if reason is not None:
             self._close(sequence, reason, stop_reason)
+
+    def _take_prompt_logprobs(self, seq_id: int) -> tuple[TokenLogprobs, ...] | None:
+        scored = self._prompt_logprobs.pop(seq_id, None)
+        return None if scored is None else tuple(scored)
 
     def _end_of_text(
         self, sequence: Sequence, token_id: int
