@@ -112,11 +112,12 @@ class TableExecutor:
             output.failed[item.seq_id] = "the row holds NaN"
             return
         last = row.token_ids[-1]
+        # All of them draw from the same row, before the sequence grows.
+        for fork in item.forks:
+            self._put(output, fork.seq_id, last, self._draw(row, fork.index), row.params)
         drawn = self._draw(row, row.index)
         row.token_ids.append(drawn)
         self._put(output, item.seq_id, last, drawn, row.params)
-        for fork in item.forks:
-            self._put(output, fork.seq_id, last, self._draw(row, fork.index), row.params)
 
     def _put(self, output: Any, seq_id: int, last: int, drawn: int, params: SamplingParams) -> None:
         output.sampled[seq_id] = (drawn,)
