@@ -22,32 +22,30 @@ class RotaryEmbedding:
     the rotation they were written with. So beyond the original length the result depends on how a
     prompt was cut into steps; a prompt computed in one step, then one token per step, gives what
     `generate` gives.
+
+    `table` fp32 [positions, rotary_dim] holds every position, or with dynamic scaling those of
+    sequences up to `dynamic_from` tokens, which is None otherwise.
     """
 
     def __init__(self, rope: RopeConfig, max_positions: int) -> None:
-        self._rope = rope
-        self._dynamic_from: int | None = None
+        self.rope = rope
+        self.dynamic_from: int | None = None
         if rope.rope_type == "dynamic" and rope.original_max_position_embeddings is not None:
-            self._dynamic_from = rope.original_max_position_embeddings
-            max_positions = min(max_positions, self._dynamic_from)
+            self.dynamic_from = rope.original_max_position_embeddings
+            max_positions = min(max_positions, self.dynamic_from)
         inverse_frequencies, scale = _inverse_frequencies(rope)
         angles = torch.arange(max_positions).float()[:, None] * inverse_frequencies
-        self._table = _cos_sin(angles, scale)
-
-    @property
-    def table(self) -> Tensor | None:
-        """fp32 [positions, rotary_dim] where it holds for every step, None for dynamic scaling."""
-        return None if self._dynamic_from is not None else self._table
+        self.table = _cos_sin(angles, scale)
 
     def rows(self, positions: Tensor, metadata: AttentionMetadata) -> tuple[Tensor, Tensor]:
         """(cos_sin, index): row index[t] of `cos_sin` rotates token t of the step."""
-        if self._dynamic_from is None or metadata.max_seq_len <= self._dynamic_from:
-            return self._table, positions
+        if self.dynamic_from is None or metadata.max_seq_len <= self.dynamic_from:
+            return self.table, positions
         tokens = torch.arange(positions.shape[0], device=positions.device)
         ends = metadata.query_start_loc[1:].to(tokens.dtype)
         sequence = torch.searchsorted(ends, tokens, right=True).clamp_(max=len(ends) - 1)
         lengths = metadata.seq_lens.long().index_select(0, sequence)
-        frequencies = _dynamic_frequencies(self._rope, lengths.clamp(min=self._dynamic_from))
+        frequencies = _dynamic_frequencies(self.rope, lengths.clamp(min=self.dynamic_from))
         return _cos_sin(positions.float()[:, None] * frequencies, 1.0), tokens
 
 

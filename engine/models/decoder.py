@@ -155,7 +155,7 @@ class CausalLM(nn.Module):
 
         Raises CheckpointError, naming tensors, when one is missing, double or of a wrong shape.
         Tensors without a place are left out with one warning. With tied embeddings a `lm_head` in
-        the checkpoint is such a tensor.
+        the checkpoint is such a tensor, even where it differs from them: the configuration decides.
         """
         load_weights(dict(self._weight_slots()), weights)
 
