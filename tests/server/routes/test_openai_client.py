@@ -1,7 +1,6 @@
 """The openai client over a real socket: sync, async, streams and error classes."""
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import openai
 import pytest
@@ -15,7 +14,7 @@ TEXT = "alpha beta gamma delta"
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> TableSettings:
-    directory: Path = make_byte_bpe_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+    directory = make_byte_bpe_tokenizer(tmp_path_factory.mktemp("tokenizer"))
     return TableSettings(directory, script_table(SCRIPT, EOS_ID))
 
 
