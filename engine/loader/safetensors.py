@@ -31,6 +31,8 @@ def _indexed_shards(index: Path) -> dict[Path, frozenset[str] | None]:
         weight_map: Mapping[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         shards: dict[str, set[str]] = {}
         for tensor, shard in weight_map.items():
+            if Path(shard).name != shard:
+                raise ValueError(shard)
             shards.setdefault(shard, set()).add(tensor)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{index}: not a usable index; download the file again") from error
