@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from octavo.kernels import reference
+from octavo.kernels import cpu, reference
 from octavo.kernels.attention_args import PagedBatch
 from octavo.kernels.backend import Kernels
 from octavo.kernels.reference import sampling
@@ -39,7 +39,7 @@ def _backend(x: Tensor) -> Kernels:
     """The back end for tensors like `x`; the one place where it is chosen."""
     if _reference_only.get():
         return reference
-    return reference
+    return cpu if x.is_cpu and cpu.usable(x.dtype) else reference
 
 
 @dataclass(frozen=True, slots=True)

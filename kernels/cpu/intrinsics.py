@@ -234,6 +234,16 @@ def call_kernel(typingctx: Any, function: Any, arguments: Any, chunk: Any) -> Ty
 
 
 @intrinsic
+def read_clock(typingctx: Any) -> Typed:
+    """The processor's time stamp counter: a constant rate of 2 to 4 counts in a nanosecond."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.call(declared(builder, "llvm.readcyclecounter", _I64, []), [])
+
+    return types.int64(), codegen
+
+
+@intrinsic
 def spin_pause(typingctx: Any) -> Typed:
     """Tell the processor that this is a waiting loop."""
 

@@ -146,6 +146,7 @@ def _product_kernel(kind: int) -> Callable[[Any, Any], None]:
             load_i64(a, 14),
         )
         size = 4 if code == F32 else 2
+        stride = panel_bytes // steps
         groups = (panels + group - 1) // group
         first_row = chunk // groups * block
         rows = min(block, tokens - first_row)
@@ -162,7 +163,7 @@ def _product_kernel(kind: int) -> Callable[[Any, Any], None]:
                 count = first_row + rows * (number + 1) // tiles - begin
                 ahead = panel_bytes if number == tiles - 1 and number > 0 else _PREFETCH_BYTES
                 wide = load_i64(a, 2) + begin * padded * 4
-                gemm_tile(kind, 0, count, wide, padded * 4, w, steps, ahead, c, 4 * PANEL)
+                gemm_tile(kind, 0, count, wide, padded * 4, w, stride, steps, ahead, c, 4 * PANEL)
                 out = load_i64(a, 12) + (begin * outputs + panel * PANEL) * size
                 for row in range(count):
                     source = c + row * 4 * PANEL

@@ -4,6 +4,7 @@ import struct
 from functools import lru_cache
 
 import torch
+from torch import Tensor
 
 from octavo.kernels.cpu.compiled import inlined
 from octavo.kernels.cpu.intrinsics import (
@@ -65,3 +66,10 @@ def round_row(code: int, row: int, count: int) -> None:
     elif code == F16:
         for i in range(count):
             store_f32(row, i, round_f16(load_f32(row, i)))
+
+
+def token_rows(x: Tensor) -> Tensor:
+    """`x` [T, H, D] as it is where only the tokens lie apart, else a contiguous copy."""
+    token_stride, head_stride, stride = x.stride()
+    packed = stride == 1 and head_stride == x.shape[2] and token_stride >= 0
+    return x if packed else x.contiguous()

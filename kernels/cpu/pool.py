@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from octavo.kernels.cpu.compiled import Kernel, compiled
+from octavo.kernels.cpu.compiled import Kernel, compiled, inlined
 from octavo.kernels.cpu.intrinsics import (
     atomic_add,
     atomic_exchange,
@@ -23,12 +23,15 @@ from octavo.kernels.cpu.intrinsics import (
     atomic_store,
     call_kernel,
     load_i64,
+    read_clock,
     spin_pause,
     store_i64,
     yield_processor,
 )
 
-MAX_ARGUMENTS = 16
+MAX_ARGUMENTS = 20
+# After the arguments: what a kernel reports by `report`, 0 when all went well.
+_REPORT = MAX_ARGUMENTS
 
 # Byte offsets in the shared memory; what different threads write is on different lines.
 _TICKET = 0  # number of chunks << 32 | next chunk to claim
@@ -36,13 +39,20 @@ _DONE = 64  # chunks finished
 _OWNER = 128  # 1 while a job runs
 _SLEEPING = 192  # helpers that must be woken
 _STOP = 256
-_FUNCTION = 320
-_ARGUMENTS = 384
-_SIZE = _ARGUMENTS + 8 * MAX_ARGUMENTS
+_ALONE = 320  # jobs still to be run without helpers, then the number after the next long wait
+_FUNCTION = 384
+_ARGUMENTS = 448
+_SIZE = _ARGUMENTS + 8 * (MAX_ARGUMENTS + 1)
 
 _NEXT_MASK = 0xFFFFFFFF
-_SPINS_BEFORE_SLEEP = 30_000
-_SPINS_BEFORE_YIELD = 2_000
+# Times are in counts of the time stamp counter, about 2.5 in a nanosecond.
+_SLEEP_AFTER = 2_500_000
+_YIELD_AFTER = 50_000
+# A wait longer than any chunk means that the system runs something else in a helper's place.
+# Then the caller works alone for a number of jobs that doubles from one such wait to the next
+# and shrinks with each job that was shared without one.
+_LONG_WAIT = 500_000
+_FEWEST_ALONE, _MOST_ALONE = 64, 8192
 
 
 @compiled
@@ -68,13 +78,23 @@ def _work(state: int) -> int:
 def _help(state: int) -> None:
     """A helper's loop: run chunks; return when there was nothing to do for a while."""
     atomic_add(state + _SLEEPING, -1)
-    spins = 0
-    while spins < _SPINS_BEFORE_SLEEP and atomic_load(state + _STOP) == 0:
+    last = read_clock()
+    while read_clock() - last < _SLEEP_AFTER and atomic_load(state + _STOP) == 0:
         if _work(state) > 0:
-            spins = 0
+            last = read_clock()
         spin_pause()
-        spins += 1
     atomic_add(state + _SLEEPING, 1)
+
+
+@inlined
+def _learn(state: int, wait: int) -> None:
+    """Decide from the wait at the end of a job whether the next ones are shared."""
+    penalty = load_i64(state + _ALONE, 1)
+    if wait > _LONG_WAIT:
+        store_i64(state + _ALONE, 0, penalty)
+        store_i64(state + _ALONE, 1, min(2 * penalty, _MOST_ALONE))
+    elif penalty > _FEWEST_ALONE:
+        store_i64(state + _ALONE, 1, penalty - 1)
 
 
 @compiled
@@ -99,33 +119,73 @@ def _run(
     a13: int,
     a14: int,
     a15: int,
+    a16: int,
+    a17: int,
+    a18: int,
+    a19: int,
 ) -> Any:
-    """Run `first` once, then all chunks of `function`; the number of sleeping helpers."""
-    values = (a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15)
+    """Run `first` once, then all chunks of `function`.
+
+    Bit 0 of the result: some helper sleeps. The others: what a kernel reported.
+    """
+    values = (
+        a0,
+        a1,
+        a2,
+        a3,
+        a4,
+        a5,
+        a6,
+        a7,
+        a8,
+        a9,
+        a10,
+        a11,
+        a12,
+        a13,
+        a14,
+        a15,
+        a16,
+        a17,
+        a18,
+        a19,
+        0,
+    )
     shared = chunks > 1 and atomic_exchange(state + _OWNER, 1) == 0
-    private = np.empty(MAX_ARGUMENTS, np.int64)
+    if shared and load_i64(state + _ALONE, 0) > 0:
+        store_i64(state + _ALONE, 0, load_i64(state + _ALONE, 0) - 1)
+        atomic_store(state + _OWNER, 0)
+        shared = False
+    private = np.empty(MAX_ARGUMENTS + 1, np.int64)
     arguments = state + _ARGUMENTS if shared else private.ctypes.data
-    for i in range(MAX_ARGUMENTS):
+    for i in range(MAX_ARGUMENTS + 1):
         store_i64(arguments, i, values[i])
     if first != 0:
         call_kernel(first, arguments, 0)
     if not shared:
         for chunk in range(chunks):
             call_kernel(function, arguments, chunk)
-        return 0 * private.size
+        return private[_REPORT] << 1
     store_i64(state + _FUNCTION, 0, function)
     atomic_store(state + _DONE, 0)
     atomic_store(state + _TICKET, chunks << 32)
     sleeping = atomic_load(state + _SLEEPING)
     _work(state)
-    spins = 0
+    begin = read_clock()
     while atomic_load(state + _DONE) < chunks:
         spin_pause()
-        spins += 1
-        if spins > _SPINS_BEFORE_YIELD:
+        if read_clock() - begin > _YIELD_AFTER:
             yield_processor()
+    _learn(state, read_clock() - begin)
+    reported = load_i64(arguments, _REPORT)
     atomic_store(state + _OWNER, 0)
-    return sleeping
+    return (reported << 1) | (1 if sleeping > 0 else 0)
+
+
+@inlined
+def report(arguments: int, value: int) -> None:
+    """From a kernel: make `Pool.run` return `value`, which is above 0."""
+    store_i64(arguments, _REPORT, value)
 
 
 class Pool:
@@ -137,6 +197,7 @@ class Pool:
     def __init__(self, num_threads: int) -> None:
         self._memory = np.zeros(_SIZE + 64, np.uint8)
         self._state = (self._memory.ctypes.data + 63) // 64 * 64
+        _store(self._state + _ALONE + 8, _FEWEST_ALONE)
         self._wake = [threading.Event() for _ in range(num_threads - 1)]
         self._threads = [
             threading.Thread(target=self._serve, args=(event,), name="octavo-kernel", daemon=True)
@@ -151,12 +212,17 @@ class Pool:
         """Threads that share a job, the caller included."""
         return len(self._threads) + 1
 
-    def run(self, kernel: Kernel, chunks: int, *arguments: int, first: int = 0) -> None:
-        """Run all chunks and return when they are done; `first` is a kernel to run before."""
+    def run(self, kernel: Kernel, chunks: int, *arguments: int, first: int = 0) -> int:
+        """Run all chunks and return when they are done; `first` is a kernel to run before.
+
+        The result is what a kernel reported, or 0.
+        """
         padding = (0,) * (MAX_ARGUMENTS - len(arguments))
-        if _run(self._state, first, kernel.address, chunks, *arguments, *padding):
+        result: int = _run(self._state, first, kernel.address, chunks, *arguments, *padding)
+        if result & 1:
             for event in self._wake:
                 event.set()
+        return result >> 1
 
     def close(self) -> None:
         """Stop the helpers; later jobs run on the caller alone."""

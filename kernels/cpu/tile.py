@@ -8,20 +8,24 @@ W is stored in panels of 16 columns, so that one row of a panel fills two AVX re
     float16   [K][16]
     float32   [K][16]
 
+`BF16_ROWS` reads bfloat16 rows as they lie in the KV cache instead.
+
 Plain Numba loops reach a quarter of this speed: LLVM neither keeps the accumulators in
 registers nor chooses this order of loops by itself.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from octavo.kernels.cpu.intrinsics import Typed, declared, pointer
+from octavo.kernels.cpu.intrinsics import Typed, bf16_to_f32, declared, pointer
 from octavo.kernels.cpu.numbers import BF16, F16, F32
 
 PANEL = 16
+BF16_ROWS = 3
 # Five rows of two registers, four for weights, a broadcast and a mask: all sixteen of AVX2.
 MAX_ROWS = 5
 
@@ -32,6 +36,7 @@ _FLOAT = ir.FloatType()
 _VECTOR = ir.VectorType(_FLOAT, PANEL)
 _WORDS = ir.VectorType(_I32, PANEL)
 _HALVES = ir.VectorType(ir.HalfType(), PANEL)
+_SHORTS = ir.VectorType(ir.IntType(16), PANEL)
 
 
 def _load(builder: Any, address: Any, kind: ir.Type, align: int) -> Any:
@@ -55,6 +60,8 @@ def _weights(builder: Any, kind: int, address: Any) -> list[Any]:
         return [_load(builder, address, _VECTOR, 4)]
     if kind == F16:
         return [builder.fpext(_load(builder, address, _HALVES, 2), _VECTOR)]
+    if kind == BF16_ROWS:
+        return [bf16_to_f32(builder, _load(builder, address, _SHORTS, 2), _WORDS, _VECTOR)]
     words = _load(builder, address, _WORDS, 4)
     even = builder.shl(words, ir.Constant(_WORDS, [16] * PANEL))
     odd = builder.and_(words, ir.Constant(_WORDS, [0xFFFF0000] * PANEL))
@@ -69,9 +76,8 @@ def _prefetch(builder: Any, address: Any) -> None:
 
 
 def _emit_tile(builder: Any, kind: int, rows: int, accumulate: bool, args: Any) -> None:
-    a, stride, w, steps, ahead, c, c_stride = args
+    a, stride, w, w_stride, steps, ahead, c, c_stride = args
     per_step = 2 if kind == BF16 else 1
-    step_bytes = PANEL * {BF16: 4, F16: 2, F32: 4}[kind]
     # Few rows would wait for the latency of one chain of additions: give each row of W its own.
     chains = per_step if rows <= 2 else 1
     zero = ir.Constant(_VECTOR, [0.0] * PANEL)
@@ -94,7 +100,7 @@ def _emit_tile(builder: Any, kind: int, rows: int, accumulate: bool, args: Any) 
         phi = builder.phi(_VECTOR)
         phi.add_incoming(value, entry)
         sums.append(phi)
-    here = builder.add(w, builder.mul(index, ir.Constant(_I64, step_bytes)))
+    here = builder.add(w, builder.mul(index, w_stride))
     _prefetch(builder, builder.add(here, ahead))
     offset = builder.mul(index, ir.Constant(_I64, 4 * per_step))
     new = list(sums)
@@ -131,6 +137,7 @@ def gemm_tile(
     a: Any,
     a_stride: Any,
     w: Any,
+    w_stride: Any,
     steps: Any,
     ahead: Any,
     c: Any,
@@ -139,23 +146,124 @@ def gemm_tile(
     """C[rows, 16] = (C if accumulate) + A[rows, K] x panel; A and C float32, rows 1 to 5.
 
     `kind` and `accumulate` are literals. Strides and `ahead`, the distance at which weights are
-    prefetched, are in bytes; `steps` counts rows of the stored panel (K, or K / 2 for bfloat16).
+    prefetched, are in bytes; `steps` counts rows of the stored panel (K, or K / 2 for bfloat16),
+    which lie `w_stride` apart.
     """
     if not all(isinstance(item, types.IntegerLiteral) for item in (kind, accumulate)):
         return None  # type: ignore[return-value]  # Numba then reports the wrong types
     kind_value, accumulate_value = kind.literal_value, bool(accumulate.literal_value)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        after = builder.append_basic_block("tile.after")
-        variants = [builder.append_basic_block(f"tile.{n}") for n in range(1, MAX_ROWS + 1)]
-        switch = builder.switch(args[2], variants[-1])
-        for count, variant in enumerate(variants[:-1], 1):
-            switch.add_case(ir.Constant(_I64, count), variant)
-        for count, variant in enumerate(variants, 1):
-            builder.position_at_end(variant)
+        def emit(count: int) -> None:
             _emit_tile(builder, kind_value, count, accumulate_value, args[3:])
-            builder.branch(after)
-        builder.position_at_end(after)
+
+        _emit_switch(builder, args[2], MAX_ROWS, emit)
         return context.get_dummy_value()
 
-    return types.void(kind, accumulate, *[types.int64] * 8), codegen
+    return types.void(kind, accumulate, *[types.int64] * 9), codegen
+
+
+def _emit_switch(builder: Any, rows: Any, most: int, emit: Callable[[int], None]) -> None:
+    """One variant of the code for each number of rows, 1 to `most`."""
+    after = builder.append_basic_block("tile.after")
+    variants = [builder.append_basic_block(f"tile.{n}") for n in range(1, most + 1)]
+    switch = builder.switch(rows, variants[-1])
+    for count, variant in enumerate(variants, 1):
+        if count < most:
+            switch.add_case(ir.Constant(_I64, count), variant)
+        builder.position_at_end(variant)
+        emit(count)
+        builder.branch(after)
+    builder.position_at_end(after)
+
+
+_LANES = 8
+DOT_KEYS = 4
+DOT_ROWS = 3
+_LANE_VECTOR = ir.VectorType(_FLOAT, _LANES)
+_LANE_LOADS = {
+    BF16: ir.VectorType(ir.IntType(16), _LANES),
+    F16: ir.VectorType(ir.HalfType(), _LANES),
+    F32: _LANE_VECTOR,
+}
+
+
+def _load_lanes(builder: Any, kind: int, address: Any) -> Any:
+    value = _load(builder, address, _LANE_LOADS[kind], 2)
+    if kind == BF16:
+        return bf16_to_f32(builder, value, ir.VectorType(_I32, _LANES), _LANE_VECTOR)
+    return builder.fpext(value, _LANE_VECTOR) if kind == F16 else value
+
+
+def _emit_dots(builder: Any, kind: int, rows: int, args: Any) -> None:
+    q, q_stride, keys, key_stride, steps, out, out_stride = args
+    fma = declared(builder, f"llvm.fma.v{_LANES}f32", _LANE_VECTOR, [_LANE_VECTOR] * 3)
+    entry = builder.block
+    loop = builder.append_basic_block("dots.loop")
+    done = builder.append_basic_block("dots.done")
+    builder.branch(loop)
+
+    builder.position_at_end(loop)
+    index = builder.phi(_I64)
+    index.add_incoming(ir.Constant(_I64, 0), entry)
+    sums = [builder.phi(_LANE_VECTOR) for _ in range(rows * DOT_KEYS)]
+    size = 4 if kind == F32 else 2
+    key_offset = builder.mul(index, ir.Constant(_I64, _LANES * size))
+    q_offset = builder.mul(index, ir.Constant(_I64, _LANES * 4))
+    vectors = []
+    for key in range(DOT_KEYS):
+        row = builder.add(keys, builder.mul(key_stride, ir.Constant(_I64, key)))
+        vectors.append(_load_lanes(builder, kind, builder.add(row, key_offset)))
+    new = []
+    for r in range(rows):
+        row = builder.add(q, builder.mul(q_stride, ir.Constant(_I64, r)))
+        q_lanes = _load(builder, builder.add(row, q_offset), _LANE_VECTOR, 4)
+        for key in range(DOT_KEYS):
+            new.append(builder.call(fma, [q_lanes, vectors[key], sums[r * DOT_KEYS + key]]))
+    following = builder.add(index, ir.Constant(_I64, 1))
+    index.add_incoming(following, loop)
+    for phi, value in zip(sums, new, strict=True):
+        phi.add_incoming(ir.Constant(_LANE_VECTOR, [0.0] * _LANES), entry)
+        phi.add_incoming(value, loop)
+    builder.cbranch(builder.icmp_signed("<", following, steps), loop, done)
+
+    builder.position_at_end(done)
+    name = f"llvm.vector.reduce.fadd.v{_LANES}f32"
+    reduce = declared(builder, name, _FLOAT, [_FLOAT, _LANE_VECTOR])
+    for r in range(rows):
+        row = builder.add(out, builder.mul(out_stride, ir.Constant(_I64, r)))
+        for key in range(DOT_KEYS):
+            start = ir.Constant(_FLOAT, -0.0)
+            value = builder.call(reduce, [start, new[r * DOT_KEYS + key]], fastmath=("reassoc",))
+            at = builder.add(row, ir.Constant(_I64, 4 * key))
+            builder.store(value, pointer(builder, at, _FLOAT))
+
+
+@intrinsic(prefer_literal=True)
+def dot_tile(
+    typingctx: Any,
+    kind: Any,
+    rows: Any,
+    q: Any,
+    q_stride: Any,
+    keys: Any,
+    key_stride: Any,
+    steps: Any,
+    out: Any,
+    out_stride: Any,
+) -> Typed:
+    """out[rows, 4] = Q[rows, D] x the transposed keys[4, D]; Q and out float32, rows 1 to 3.
+
+    `kind`, the element type of the keys, is a literal; strides in bytes; `steps` is D / 8.
+    """
+    if not isinstance(kind, types.IntegerLiteral):
+        return None  # type: ignore[return-value]  # Numba then reports the wrong types
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        def emit(count: int) -> None:
+            _emit_dots(builder, kind.literal_value, count, args[2:])
+
+        _emit_switch(builder, args[1], DOT_ROWS, emit)
+        return context.get_dummy_value()
+
+    return types.void(kind, *[types.int64] * 8), codegen

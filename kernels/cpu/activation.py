@@ -1,0 +1,81 @@
+# ruff: noqa: ANN401  # Numba has no types
+"""Gated activations; the activated gate is rounded before it is multiplied."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from octavo.kernels import reference
+from octavo.kernels.cpu.compiled import Kernel
+from octavo.kernels.cpu.intrinsics import load_f32, load_i64, store_f32
+from octavo.kernels.cpu.math import exp, tanh
+from octavo.kernels.cpu.numbers import CODES, F32, narrow_row, round_row, widen_row
+from octavo.kernels.cpu.pool import shared_pool
+
+_CHUNK_ELEMENTS = 8192
+_ONE, _HALF = np.float32(1), np.float32(0.5)
+_GELU_INNER, _GELU_CUBIC = np.float32((2 / np.pi) ** 0.5), np.float32(0.044715)
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    """See `octavo.kernels.ops.silu_and_mul`."""
+    return _gated(_silu, gate_up)
+
+
+def gelu_and_mul(gate_up: Tensor, tanh: bool) -> Tensor:
+    """See `octavo.kernels.ops.gelu_and_mul`; without the approximation it is torch's."""
+    if not tanh:
+        return reference.gelu_and_mul(gate_up, tanh)
+    return _gated(_gelu_tanh, gate_up)
+
+
+def _gated(kernel: Kernel, gate_up: Tensor) -> Tensor:
+    gate_up = gate_up.contiguous()
+    rows, doubled = gate_up.shape
+    out = gate_up.new_empty((rows, doubled // 2))
+    per_chunk = max(1, _CHUNK_ELEMENTS // doubled)
+    shared_pool().run(
+        kernel,
+        -(-rows // per_chunk),
+        gate_up.data_ptr(),
+        out.data_ptr(),
+        CODES[gate_up.dtype],
+        rows,
+        doubled // 2,
+        per_chunk,
+    )
+    return out
+
+
+def _gated_kernel(gelu: bool) -> Callable[[Any, Any], None]:
+    """The kernel for silu, or for gelu by its tanh approximation."""
+
+    def gated(a: Any, chunk: Any) -> None:
+        source, target, code = load_i64(a, 0), load_i64(a, 1), load_i64(a, 2)
+        columns, per_chunk = load_i64(a, 4), load_i64(a, 5)
+        row_bytes = columns * (4 if code == F32 else 2)
+        memory = np.empty(2 * columns, np.float32)
+        gate = memory.ctypes.data
+        up = gate + 4 * columns
+        for row in range(chunk * per_chunk, min((chunk + 1) * per_chunk, load_i64(a, 3))):
+            widen_row(code, source + 2 * row * row_bytes, gate, columns)
+            widen_row(code, source + (2 * row + 1) * row_bytes, up, columns)
+            for i in range(columns):
+                value = load_f32(gate, i)
+                if gelu:
+                    inner = _GELU_INNER * (value + _GELU_CUBIC * value * value * value)
+                    store_f32(gate, i, _HALF * value * (_ONE + tanh(inner)))
+                else:
+                    store_f32(gate, i, value / (_ONE + exp(-value)))
+            round_row(code, gate, columns)
+            for i in range(columns):
+                store_f32(gate, i, load_f32(gate, i) * load_f32(up, i))
+            narrow_row(code, gate, target + row * row_bytes, columns)
+
+    return gated
+
+
+_silu = Kernel(_gated_kernel(gelu=False))
+_gelu_tanh = Kernel(_gated_kernel(gelu=True))

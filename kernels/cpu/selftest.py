@@ -1,0 +1,106 @@
+"""Whether the kernels may be used here: the processor's features, then a test against torch."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from llvmlite import binding
+from torch import Tensor
+
+from octavo.kernels import reference
+from octavo.kernels.cpu.activation import silu_and_mul
+from octavo.kernels.cpu.attention import paged_attention
+from octavo.kernels.cpu.kv_cache import write_kv_cache
+from octavo.kernels.cpu.linear import linear, pack_linear
+from octavo.kernels.cpu.norm import add_rms_norm
+from octavo.kernels.cpu.numbers import CODES
+from octavo.kernels.cpu.rotary import rotary_embedding
+
+logger = logging.getLogger(__name__)
+
+# Vectors of eight float32, fused multiply-add, conversion from float16.
+_FEATURES = ("avx2", "fma", "f16c")
+
+
+@cache
+def usable(dtype: torch.dtype) -> bool:
+    """Whether tensors of `dtype` on the CPU go to these kernels; the first call compiles them."""
+    if dtype not in CODES:
+        return False
+    features = binding.get_host_cpu_features()
+    missing = [name for name in _FEATURES if not features.get(name, False)]
+    if missing:
+        logger.warning(
+            "This processor has no %s: the CPU runs the plain torch kernels, which are slower.",
+            ", ".join(missing),
+        )
+        return False
+    try:
+        wrong = [name for name, right in _checks(dtype) if not right]
+    except Exception:
+        # Whatever the compiler or the machine does not like, torch still works.
+        logger.exception("The CPU kernels cannot run here: plain torch is used, which is slower.")
+        return False
+    if wrong:
+        logger.error(
+            "CPU kernels give wrong results here for %s (%s): plain torch is used, "
+            "which is slower. Please report this with the processor's name.",
+            dtype,
+            ", ".join(wrong),
+        )
+    return not wrong
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    block_tables: Tensor
+    seq_lens: Tensor
+    query_start_loc: Tensor
+    max_query_len: int
+    max_seq_len: int
+
+
+def _checks(dtype: torch.dtype) -> Iterator[tuple[str, bool]]:
+    """(name, agrees with torch) of each kernel on a small input."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    x, weight, bias = random(7, 40), random(35, 40), random(35)
+    expected = (x.double() @ weight.double().T + bias.double()).to(dtype)
+    yield "linear", _close(linear(x, pack_linear(weight, bias)), expected)
+
+    residual, scale = random(7, 40), random(40)
+    normed, total = add_rms_norm(x, residual, scale, 1e-5)
+    expected_normed, expected_total = reference.add_rms_norm(x, residual, scale, 1e-5)
+    yield "norm", _close(normed, expected_normed) and _close(total, expected_total)
+    yield "activation", _close(silu_and_mul(x), reference.silu_and_mul(x))
+
+    q, k, v = random(7, 4, 16), random(7, 2, 16), random(7, 2, 16)
+    table = torch.randn(7, 16, generator=generator)
+    positions = torch.arange(7)
+    rotated = rotary_embedding(q, k, positions, table)
+    expected_rotated = reference.rotary_embedding(q, k, positions, table)
+    yield "rotary", all(map(_close, rotated, expected_rotated))
+
+    cache = torch.full((5, 2, 4, 16), float("nan"), dtype=dtype)
+    values = cache.clone()
+    write_kv_cache(k, v, cache, values, torch.tensor([12, 13, 14, 15, 4, 5, 6]))
+    batch = _Batch(
+        torch.tensor([[3, 1]], dtype=torch.int32),
+        torch.tensor([7], dtype=torch.int32),
+        torch.tensor([0, 7], dtype=torch.int32),
+        7,
+        7,
+    )
+    actual = paged_attention(q, cache, values, batch, 0.25, None, None)
+    wanted = reference.paged_attention(q, cache, values, batch, 0.25, None, None)
+    yield "attention", _close(actual, wanted)
+
+
+def _close(actual: Tensor, expected: Tensor) -> bool:
+    tolerance = max(16 * torch.finfo(expected.dtype).eps, 1e-4)
+    return torch.allclose(actual.float(), expected.float(), rtol=tolerance, atol=tolerance)
