@@ -6,9 +6,8 @@ The pieces of a sequence, put together, are exactly `decode(prompt + generated)`
 
 import codecs
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import takewhile
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from octavo.engine.core.sampling_params import SamplingParams
 from octavo.engine.tokenizer import Tokenizer
@@ -19,8 +18,7 @@ _CONTEXT_TOKENS = 6
 """Visible prompt tokens that a decoder other than the byte-level one sees for context."""
 
 
-@dataclass(frozen=True, slots=True)
-class DetokenizerResult:
+class DetokenizerResult(NamedTuple):
     """What some new tokens add.
 
     `text` may be given to the client. `stop` is the stop string that ended the text.
@@ -62,7 +60,7 @@ class Detokenizer:
                 continue
             text, piece = self._decoder.push(token_id)
             pieces.append(piece)
-            stop = self._release(text, texts)
+            stop = self._release(text, texts) if text else None
             if stop is not None:
                 return DetokenizerResult("".join(texts), stop, len(pieces), tuple(pieces))
         stop = self._finish(texts, pieces) if last else None
@@ -72,14 +70,12 @@ class Detokenizer:
         text, piece = self._decoder.flush()
         if pieces:
             pieces[-1] += piece
-        stop = self._release(text, texts)
+        stop = self._release(text, texts) if text else None
         if stop is None:
             texts.append(self._stops.flush())
         return stop
 
     def _release(self, text: str, texts: list[str]) -> str | None:
-        if not text:
-            return None
         # The first min_tokens tokens cannot complete a stop string.
         released, stop = self._stops.push(text, search=self._num_tokens > self._min_tokens)
         texts.append(released)
@@ -123,17 +119,18 @@ class _ByteLevelDecoder:
         self._prompt_end = utf8.getstate()[0].decode(errors="replace")
 
     def push(self, token_id: int) -> tuple[str, str]:
-        return self._step(self._token_bytes(token_id) or b"", final=False)
+        text = self._decode(self._token_bytes(token_id) or b"")
+        if self._prompt_end and text:
+            text = self._without_prompt_end(text)
+        return text, text
 
     def flush(self) -> tuple[str, str]:
-        return self._step(b"", final=True)
-
-    def _step(self, data: bytes, final: bool) -> tuple[str, str]:
-        text = self._decode(data, final)
-        if text and self._prompt_end:
-            text = _without_shared_start(text, self._prompt_end)
-            self._prompt_end = ""
+        text = self._without_prompt_end(self._decode(b"", True))
         return text, text
+
+    def _without_prompt_end(self, text: str) -> str:
+        end, self._prompt_end = self._prompt_end, ""
+        return _without_shared_start(text, end)
 
 
 class _WindowDecoder:
@@ -218,7 +215,7 @@ class _StopStrings:
 
         With `search` a match counts that ends within `text`.
         """
-        if not self._stops:
+        if not self._held and self._first_chars.isdisjoint(text):
             return text, None
         num_old = len(self._held)
         text = self._held + text
