@@ -17,11 +17,11 @@ from octavo.server.async_engine import AsyncEngine, GenerateRequest
 from octavo.server.chat_template import ChatTemplate
 from octavo.server.generation import (
     AnswerHead,
+    PromptEncoder,
     RouteParams,
     WantedTokens,
     check_num_logprobs,
     check_settings,
-    encode_bad_words,
     sampling_params,
     truncate_prompt,
 )
@@ -29,7 +29,7 @@ from octavo.server.logprobs import LogprobStyle, chat_content, prompt_logprobs
 from octavo.server.output_stream import CollectedChoice, OutputStream, collect
 from octavo.server.protocol.chat import ChatCompletionRequest, ChatPrompt
 from octavo.server.served_model import ServedModel
-from octavo.server.streaming import ChunkFrame, json_text
+from octavo.server.streaming import ChunkFrame, json_line
 from octavo.server.usage import UsageCounter
 
 OBJECT = "chat.completion"
@@ -167,7 +167,7 @@ class ChatChunkWriter:
     def _role_chunk(self, state: _ChunkState) -> bytes:
         more = b""
         if self._first and self._job.return_token_ids:
-            more = b',"prompt_token_ids":' + orjson.dumps(self._job.prompt_token_ids)
+            more = b',"prompt_token_ids":' + json_line(self._job.prompt_token_ids)
         self._first = False
         return self._frame.chunk(state.prefix + _ROLE, more)
 
@@ -177,12 +177,12 @@ class ChatChunkWriter:
         if not text and logprobs is None and not with_ids:
             return None
         if logprobs is None and not with_ids:
-            return b"".join((state.prefix, _CONTENT, json_text(text), _NO_LOGPROBS))
-        ids = b',"token_ids":' + orjson.dumps(output.token_ids) if with_ids else b""
+            return b"".join((state.prefix, _CONTENT, json_line(text), _NO_LOGPROBS))
+        ids = b',"token_ids":' + json_line(output.token_ids) if with_ids else b""
         return b"".join(
             (
-                *(state.prefix, _CONTENT, json_text(text), b'},"logprobs":'),
-                *(orjson.dumps(logprobs), b',"finish_reason":null', ids, b"}"),
+                *(state.prefix, _CONTENT, json_line(text), b'},"logprobs":'),
+                *(json_line(logprobs), b',"finish_reason":null', ids, b"}"),
             )
         )
 
@@ -190,8 +190,8 @@ class ChatChunkWriter:
 def _finish(state: _ChunkState, output: ChoiceOutput) -> bytes:
     return b'%b{},"logprobs":null,"finish_reason":%b,"stop_reason":%b}' % (
         state.prefix,
-        orjson.dumps(output.finish_reason),
-        orjson.dumps(output.stop_reason),
+        json_line(output.finish_reason),
+        json_line(output.stop_reason),
     )
 
 
@@ -209,6 +209,7 @@ class ChatService:
         self._model = model
         self._config = config
         self._priority_scheduling = priority_scheduling
+        self._encoder = PromptEncoder(model)
 
     async def prepare(self, body: ChatCompletionRequest) -> ChatJob:
         """Return the job for `body`; all that can be wrong with it is found here.
@@ -235,7 +236,7 @@ class ChatService:
             continue_final_message=prompt.continue_final_message,
             kwargs=kwargs,
         )
-        token_ids = self._model.tokenizer.encode(text, prompt.add_special_tokens)
+        token_ids = self._encoder.encode(text, prompt.add_special_tokens, "messages")
         if not token_ids:
             raise InvalidRequestError("The chat template made an empty prompt", "messages")
         return token_ids
@@ -272,7 +273,7 @@ class ChatService:
                 max_tokens=wanted.resolve(len(token_ids), limit, self._config.clamp_max_tokens),
                 logprobs=(body.top_logprobs or 0) if body.logprobs else None,
                 prompt_logprobs=body.prompt_logprobs,
-                bad_words_token_ids=encode_bad_words(body.bad_words or (), self._model.tokenizer),
+                bad_words_token_ids=self._encoder.encode_bad_words(body.bad_words or ()),
             ),
         )
         request = GenerateRequest(

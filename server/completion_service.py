@@ -14,11 +14,11 @@ from octavo.engine.tokenizer import Tokenizer
 from octavo.server.async_engine import AsyncEngine, GenerateRequest
 from octavo.server.generation import (
     AnswerHead,
+    PromptEncoder,
     RouteParams,
     WantedTokens,
     check_num_logprobs,
     check_settings,
-    encode_bad_words,
     sampling_params,
     truncate_prompt,
 )
@@ -26,7 +26,7 @@ from octavo.server.logprobs import CompletionLogprobs, LogprobStyle, prompt_logp
 from octavo.server.output_stream import CollectedChoice, CollectedPrompt, OutputStream, collect
 from octavo.server.protocol.completion import DEFAULT_MAX_TOKENS, CompletionRequest
 from octavo.server.served_model import ServedModel
-from octavo.server.streaming import ChunkFrame, json_text
+from octavo.server.streaming import ChunkFrame, json_line
 from octavo.server.usage import UsageCounter
 
 OBJECT = "text_completion"
@@ -173,24 +173,24 @@ class CompletionChunkWriter:
             prompt = self._job.prompt(number)
             text = prompt.echo_text + text
             if self._job.return_token_ids:
-                more = b',"prompt_token_ids":' + orjson.dumps(prompt.token_ids)
+                more = b',"prompt_token_ids":' + json_line(prompt.token_ids)
         logprobs = b"null"
         if state.logprobs is not None:
             state.logprobs.add(output.logprobs)
             if state.logprobs.tokens:
-                logprobs = orjson.dumps(state.logprobs.take())
+                logprobs = json_line(state.logprobs.take())
         if self._job.return_token_ids:
-            more += b',"token_ids":' + orjson.dumps(output.token_ids)
+            more += b',"token_ids":' + json_line(output.token_ids)
         if output.finish_reason is None:
             if not text and not more and logprobs == b"null":
                 return None
             end = b',"finish_reason":null'
         else:
             end = b',"finish_reason":%b,"stop_reason":%b' % (
-                orjson.dumps(output.finish_reason),
-                orjson.dumps(output.stop_reason),
+                json_line(output.finish_reason),
+                json_line(output.stop_reason),
             )
-        return b"".join((state.prefix, json_text(text), b',"logprobs":', logprobs, end, more, b"}"))
+        return b"".join((state.prefix, json_line(text), b',"logprobs":', logprobs, end, more, b"}"))
 
 
 class CompletionService:
@@ -207,6 +207,7 @@ class CompletionService:
         self._model = model
         self._config = config
         self._priority_scheduling = priority_scheduling
+        self._encoder = PromptEncoder(model)
 
     async def prepare(self, body: CompletionRequest) -> CompletionJob:
         """Return the job for `body`; all that can be wrong with it is found here.
@@ -237,7 +238,7 @@ class CompletionService:
                 best_of=body.best_of,
                 logprobs=_num_logprobs(body),
                 prompt_logprobs=_num_prompt_logprobs(body),
-                bad_words_token_ids=encode_bad_words(body.bad_words or (), tokenizer),
+                bad_words_token_ids=self._encoder.encode_bad_words(body.bad_words or ()),
             ),
         )
         requests = [
@@ -274,15 +275,15 @@ class CompletionService:
         return CompletionPrompt(tuple(kept), echo_text)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        tokenizer = self._model.tokenizer
-        token_ids = tokenizer.encode(text, add_special_tokens) if text else []
+        token_ids = self._encoder.encode(text, add_special_tokens, "prompt") if text else []
         if token_ids:
             return token_ids
-        if tokenizer.bos_token_id is None:
+        bos_token_id = self._model.tokenizer.bos_token_id
+        if bos_token_id is None:
             raise InvalidRequestError(
                 "`prompt` is empty and the model has no BOS token to start from", "prompt"
             )
-        return [tokenizer.bos_token_id]
+        return [bos_token_id]
 
     def _style(self, body: CompletionRequest) -> LogprobStyle | None:
         if body.logprobs is None:

@@ -9,7 +9,6 @@ from typing import Any
 from octavo.config.server import ServerConfig
 from octavo.engine.core.errors import ContextLengthError, InvalidRequestError
 from octavo.engine.core.sampling_params import SamplingParams
-from octavo.engine.tokenizer import Tokenizer
 from octavo.server.protocol.common import GenerationBody
 from octavo.server.served_model import ServedModel
 
@@ -114,15 +113,40 @@ def truncate_prompt(
     return token_ids[-limit:] if body.truncation_side == "left" else token_ids[:limit]
 
 
-def encode_bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Return the token sequences of each word, at the start of a text and after a space."""
-    sequences: dict[tuple[int, ...], None] = {}
-    for word in words:
-        for text in (word, " " + word.lstrip(" ")):
-            token_ids = tuple(tokenizer.encode(text, add_special_tokens=False))
-            if token_ids:
-                sequences[token_ids] = None
-    return tuple(sequences)
+class PromptEncoder:
+    """Tokenizes texts that could fit; slow, so not for the event loop."""
+
+    def __init__(self, model: ServedModel) -> None:
+        self._tokenizer = model.tokenizer
+        self._max_model_len = model.max_model_len
+        vocabulary = range(model.tokenizer.vocab_size)
+        self._longest = max(len(model.tokenizer.token_piece(token_id)) for token_id in vocabulary)
+
+    def encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
+        """Return the ids of `text`.
+
+        Raises ContextLengthError at once for a text that no sequence of tokens within the context
+        can spell: tokenizing megabytes takes many seconds.
+        """
+        fewest = len(text) // self._longest
+        if fewest > self._max_model_len:
+            raise ContextLengthError(
+                f"The context holds at most {self._max_model_len} tokens, prompt and answer "
+                f"together. The prompt has more than {fewest} tokens, so the largest max_tokens "
+                "that fits is 0",
+                param,
+            )
+        return self._tokenizer.encode(text, add_special_tokens)
+
+    def encode_bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Return the token sequences of each word, at the start of a text and after a space."""
+        sequences: dict[tuple[int, ...], None] = {}
+        for word in words:
+            for text in (word, " " + word.lstrip(" ")):
+                token_ids = tuple(self.encode(text, False, "bad_words"))
+                if token_ids:
+                    sequences[token_ids] = None
+        return tuple(sequences)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +184,12 @@ def sampling_params(body: GenerationBody, model: ServedModel, route: RouteParams
         frequency_penalty=body.frequency_penalty,
         seed=body.seed,
         stop=tuple(body.stop or ()),
-        stop_token_ids=tuple(body.stop_token_ids or ()),
+        stop_token_ids=tuple(dict.fromkeys(body.stop_token_ids or ())),
         include_stop_str_in_output=body.include_stop_str_in_output,
         ignore_eos=body.ignore_eos,
         logit_bias=body.logit_bias or {},
         allowed_token_ids=(
-            None if body.allowed_token_ids is None else tuple(body.allowed_token_ids)
+            None if body.allowed_token_ids is None else tuple(dict.fromkeys(body.allowed_token_ids))
         ),
         skip_special_tokens=body.skip_special_tokens,
         spaces_between_special_tokens=body.spaces_between_special_tokens,

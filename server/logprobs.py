@@ -93,9 +93,10 @@ class CompletionLogprobs:
 
         Nothing predicts the first token: its values are null.
         """
+        lead_dropped = self._lead_dropped((first, *records), text)
         for place, record in enumerate((first, *records)):
-            if self._num_chars == 0 and record.text.startswith(" ") and not text.startswith(" "):
-                # Many decoders take a space away at the start of a text.
+            if lead_dropped and self._num_chars == 0 and record.text.startswith(" "):
+                lead_dropped = False
                 bare = record.text[1:]
                 record = replace(record, text=bare, token_bytes=bare.encode())
             # A control token that the tokenizer added stands in no text; one that the client
@@ -123,6 +124,20 @@ class CompletionLogprobs:
         self.tokens, self.token_logprobs = [], []
         self.top_logprobs, self.text_offset = [], []
         return result
+
+    def _lead_dropped(self, records: Sequence[TokenRecord], text: str) -> bool:
+        """True when the tokens begin with a space that the text has not.
+
+        Many tokenizers put one before a text and take it away when they decode.
+        """
+        if not text.startswith(" "):
+            return True
+        raw = b"".join(
+            record.token_bytes or b""
+            for record in records
+            if record.token_id not in self.style.hidden_ids
+        )
+        return raw == b" " + text.encode()
 
     def _add_token(self, token: TokenRecord, hidden: bool) -> None:
         name = self.style.name(token)

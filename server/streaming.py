@@ -26,14 +26,14 @@ DONE = b"data: [DONE]\n\n"
 AppStatus.enable_automatic_graceful_drain = False
 
 
-def json_text(text: str) -> bytes:
-    """Return `text` as a JSON string without any character that some reader takes for a line end.
+def json_line(value: object) -> bytes:
+    """Return `value` as JSON without any character that some reader takes for a line end.
 
     JSON escapes those below U+0020; U+0085, U+2028 and U+2029 may stand in JSON but end a line
     for clients that split text rather than bytes.
     """
-    encoded = orjson.dumps(text)
-    if text.isascii():
+    encoded = orjson.dumps(value)
+    if encoded.isascii():
         return encoded
     return (
         encoded.replace(b"\xc2\x85", b"\\u0085")
@@ -53,7 +53,7 @@ class ChunkFrame:
         include_usage: bool,
         continuous_usage: bool,
     ) -> None:
-        self._start = b"data: " + orjson.dumps(head.fields(kind))[:-1] + b',"choices":['
+        self._start = b"data: " + json_line(head.fields(kind))[:-1] + b',"choices":['
         self._end = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
         self._usage = usage
         self._include_usage = include_usage

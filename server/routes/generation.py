@@ -15,8 +15,7 @@ from octavo.server.output_stream import OutputStream
 from octavo.server.protocol.common import GenerationBody
 from octavo.server.state import AppState, Serving, get_state
 from octavo.server.streaming import ChunkWriter, EventStream, write_events
-from octavo.server.validation.fields import validate_fields
-from octavo.server.validation.json_body import read_json_object
+from octavo.server.validation.fields import read_fields
 
 Body = TypeVar("Body", bound=GenerationBody)
 
@@ -51,7 +50,7 @@ async def generate(
     serving = state.require_serving()
     with contextlib.ExitStack() as held:
         ticket = held.enter_context(serving.admission.admit())
-        body = validate_fields(model, await read_json_object(request))
+        body = await read_fields(request, lambda _: model)
         if body.request_id is not None and REQUEST_ID_HEADER not in request.headers:
             request.state.request_id = body.request_id
         ticket.resize(num_prompts(body))

@@ -1,6 +1,8 @@
 """POST /tokenize and /detokenize."""
 
 import asyncio
+from collections.abc import Mapping
+from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -15,10 +17,13 @@ from octavo.server.protocol.tokenize import (
     TokenizeTextRequest,
 )
 from octavo.server.state import get_state
-from octavo.server.validation.fields import validate_fields
-from octavo.server.validation.json_body import read_json_object
+from octavo.server.validation.fields import read_fields
 
 router = APIRouter(tags=["tokens"])
+
+
+def _kind_of(body: Mapping[str, Any]) -> type[TokenizeTextRequest | TokenizeChatRequest]:
+    return TokenizeTextRequest if body.get("messages") is None else TokenizeChatRequest
 
 
 @router.post(
@@ -27,26 +32,21 @@ router = APIRouter(tags=["tokens"])
 async def tokenize(request: Request) -> TokenizeResponse:
     """Return the token ids of a text, or of a conversation as the chat route sees it."""
     serving = get_state(request).require_serving()
-    raw = await read_json_object(request)
+    body = await read_fields(request, _kind_of)
     model = serving.model
-    if raw.get("messages") is None:
-        text = validate_fields(TokenizeTextRequest, raw)
-        model.resolve_name(text.model)
-        with_pieces = text.return_token_strs
-        token_ids = await asyncio.to_thread(
-            model.tokenizer.encode, text.prompt, text.add_special_tokens
-        )
+    model.resolve_name(body.model)
+    if isinstance(body, TokenizeChatRequest):
+        token_ids = await asyncio.to_thread(serving.chat.encode_messages, body)
     else:
-        chat = validate_fields(TokenizeChatRequest, raw)
-        model.resolve_name(chat.model)
-        with_pieces = chat.return_token_strs
-        token_ids = await asyncio.to_thread(serving.chat.encode_messages, chat)
+        token_ids = await asyncio.to_thread(
+            model.tokenizer.encode, body.prompt, body.add_special_tokens
+        )
     pieces = [model.tokenizer.token_piece(token_id) for token_id in token_ids]
     return TokenizeResponse(
         count=len(token_ids),
         max_model_len=model.max_model_len,
         tokens=token_ids,
-        token_strs=pieces if with_pieces else None,
+        token_strs=pieces if body.return_token_strs else None,
     )
 
 
@@ -54,7 +54,7 @@ async def tokenize(request: Request) -> TokenizeResponse:
 async def detokenize(request: Request) -> DetokenizeResponse:
     """Return the text of token ids, special tokens included."""
     serving = get_state(request).require_serving()
-    body = validate_fields(DetokenizeRequest, await read_json_object(request))
+    body = await read_fields(request, lambda _: DetokenizeRequest)
     model = serving.model
     model.resolve_name(body.model)
     if body.tokens and max(body.tokens) >= model.vocab_size:

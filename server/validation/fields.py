@@ -1,20 +1,24 @@
 """From a JSON object to a request model, with errors that name the field."""
 
+import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
+from starlette.requests import Request
 
 from octavo.engine.core.errors import InvalidRequestError
 from octavo.server.protocol.common import RequestBody
 from octavo.server.protocol.unsupported import check_unsupported
+from octavo.server.validation.json_body import parse_json_object, read_body
 
 logger = logging.getLogger(__name__)
 
 Body = TypeVar("Body", bound=RequestBody)
 
+_SMALL_BODY = 64 * 1024
 _MAX_LOGGED_NAMES = 1000
 _logged_names: set[str] = set()
 
@@ -47,6 +51,21 @@ _NESTED_NAMES = {
     *("tool_call_id", "include_usage", "continuous_usage_stats"),
 }
 """Field names that may follow in a path; anything else in there may be the client's own key."""
+
+
+async def read_fields(request: Request, choose: Callable[[Mapping[str, Any]], type[Body]]) -> Body:
+    """Return the body of `request` as the model that `choose` names for it.
+
+    Raises the errors of `read_body` and `validate_fields`.
+    """
+    raw = await read_body(request)
+
+    def parse() -> Body:
+        body = parse_json_object(raw)
+        return validate_fields(choose(body), body)
+
+    # A thread costs more than a small body, but megabytes must not stop the event loop.
+    return parse() if len(raw) <= _SMALL_BODY else await asyncio.to_thread(parse)
 
 
 def validate_fields(model: type[Body], body: Mapping[str, Any]) -> Body:

@@ -32,17 +32,16 @@ def check_content_type(content_type: str | None) -> None:
         raise UnsupportedMediaTypeError("The body must be sent as `Content-Type: application/json`")
 
 
-async def read_json_object(request: Request) -> dict[str, Any]:
-    """Return the body of `request`, a JSON object.
+async def read_body(request: Request) -> bytes:
+    """Return the raw body of `request`, which claims to be JSON.
 
-    Raises UnsupportedMediaTypeError, InvalidRequestError and ClientDisconnectedError.
+    Raises UnsupportedMediaTypeError, BodyTooLargeError and ClientDisconnectedError.
     """
     check_content_type(request.headers.get("content-type"))
     try:
-        raw = await request.body()
+        return await request.body()
     except ClientDisconnect:
         raise ClientDisconnectedError("The client left while sending its request") from None
-    return parse_json_object(raw)
 
 
 def parse_json_object(raw: bytes) -> dict[str, Any]:

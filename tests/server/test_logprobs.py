@@ -129,3 +129,11 @@ def test_prompt_logprobs_are_maps_by_id_with_ranks() -> None:
             "2": {"logprob": -1.5, "rank": 2, "decoded_token": "b"},
         },
     ]
+
+
+def test_only_one_leading_space_is_taken_away() -> None:
+    lists = CompletionLogprobs(STYLE)
+    lists.add_prompt(record(5, " "), [record(6, " "), record(7, " a")], "  a")
+    taken = lists.take()
+    assert taken["tokens"] == ["", " ", " a"]
+    assert taken["text_offset"] == [0, 0, 1]

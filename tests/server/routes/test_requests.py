@@ -227,6 +227,20 @@ async def test_b09_context_length(drawn: MakeSettings) -> None:
         assert await server.is_alive()
 
 
+@pytest.mark.parametrize("path", ROUTES)
+async def test_b09_megabytes_are_refused_without_tokenizing(drawn: MakeSettings, path: str) -> None:
+    text = "word " * 1_000_000
+    fields = {"prompt": text} if path == COMPLETIONS else {"messages": [{**HI[0], "content": text}]}
+    async with served(drawn()) as server:
+        response = await server.post(path, **fields)
+        param = "prompt" if path == COMPLETIONS else "messages"
+        message = check_error(response, 400, param, "context_length_exceeded")
+        assert "512" in message
+        ids = await server.post(COMPLETIONS, prompt=[97] * 100_000)
+        check_error(ids, 400, "prompt", "context_length_exceeded")
+        assert await server.is_alive()
+
+
 async def test_b09_context_length_of_a_chat(drawn: MakeSettings) -> None:
     table = random_table()
     table[:, BOS_ID:] = -50

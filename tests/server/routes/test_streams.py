@@ -2,10 +2,17 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from octavo_fixtures import EOS_ID, random_table, token_id
+from octavo_fixtures import (
+    EOS_ID,
+    make_byte_bpe_tokenizer,
+    make_spm_tokenizer,
+    random_table,
+    token_id,
+)
 from octavo_serving import ServedTable, TableSettings, served, sse_events
 
 MakeSettings = Callable[..., TableSettings]
@@ -232,6 +239,36 @@ async def test_a10_echo_with_logprobs(drawn: MakeSettings, top: int) -> None:
             for name, values in (chunk["choices"][0]["logprobs"] or {}).items():
                 joined[name] += values
         assert joined == logprobs
+
+
+@pytest.mark.parametrize("add_bos", [False, True])
+@pytest.mark.parametrize("kind", ["spm", "byte_bpe"])
+async def test_a10_tokens_join_to_the_echo(tmp_path: Path, kind: str, add_bos: bool) -> None:
+    make = {"spm": make_spm_tokenizer, "byte_bpe": make_byte_bpe_tokenizer}[kind]
+    table = random_table()
+    table[:, :256] = -50
+    async with served(TableSettings(make(tmp_path, add_bos=add_bos), table)) as server:
+        for prompt in ("hello world", "  hello"):
+            answer = await plain(
+                server, COMPLETIONS, prompt=prompt, echo=True, logprobs=1, max_tokens=4
+            )
+            (choice,) = answer["choices"]
+            tokens = choice["logprobs"]["tokens"]
+            assert choice["text"].startswith(prompt)
+            assert "".join(tokens) == choice["text"]
+            offsets = choice["logprobs"]["text_offset"]
+            assert offsets == [len("".join(tokens[:i])) for i in range(len(tokens))]
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+async def test_line_separators_are_escaped(scripted: MakeSettings, path: str) -> None:
+    text = "\u2028\x85"
+    async with served(scripted(list(text.encode()))) as server:
+        fields = {"temperature": 0, "logprobs": True if path == CHAT else 1}
+        response = await server.post(path, **body_of(path, stream=True, **fields))
+        assert len(response.text.splitlines()) == len(response.content.split(b"\n")) - 1
+        replay = await check_same(server, path, **fields)
+        assert replay.texts == {0: text}
 
 
 async def test_d01_streamed_chat_logprobs_equal_the_plain_ones(drawn: MakeSettings) -> None:

@@ -16,21 +16,21 @@ from octavo.server.streaming import (
     KEEP_ALIVE,
     ChunkFrame,
     EventStream,
-    json_text,
+    json_line,
     write_events,
 )
 from octavo.server.usage import UsageCounter
 
 
 @pytest.mark.parametrize("text", ["a\nb\r\tc", "x\u2028y\u2029z\x85w", '\x00\x1f"\\/', "é😀"])
-def test_json_text_is_one_line_for_every_reader(text: str) -> None:
-    rendered = json_text(text)
+def test_json_line_is_one_line_for_every_reader(text: str) -> None:
+    rendered = json_line(text)
     assert json.loads(rendered) == text
     assert len(rendered.decode().splitlines()) == 1
 
 
-def test_json_text_keeps_other_characters_literal() -> None:
-    assert json_text("é😀") == '"é😀"'.encode()
+def test_json_line_keeps_other_characters_literal() -> None:
+    assert json_line("é😀") == '"é😀"'.encode()
 
 
 def frame(usage: UsageCounter, include: bool, continuous: bool) -> ChunkFrame:
