@@ -1,7 +1,6 @@
 """The only place that touches the process's environment."""
 
 import os
-from collections.abc import Mapping
 
 PREFIX = "OCTAVO_"
 
@@ -21,20 +20,16 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def set_thread_defaults() -> Mapping[str, str]:
+def set_thread_defaults() -> None:
     """Set what OpenMP reads once, when torch is imported; a value that is set already stays.
 
-    OMP_NUM_THREADS: the runtime counts the machine's cores, not those this process may use, and
-    too many threads make every small operation slower.
     OMP_WAIT_POLICY: between two operations idle threads would spin and take whole cores from the
     event loop, which on a small machine has to share them.
+    OMP_NUM_THREADS: torch counts the machine's cores, also when this process may use only some of
+    them; threads that have to share a core make every small operation slower.
 
-    Must run before torch is imported. Returns what it has set.
+    Must run before torch is imported.
     """
-    defaults = {
-        "OMP_NUM_THREADS": str(num_cores()),
-        "OMP_WAIT_POLICY": "PASSIVE",
-    }
-    chosen = {name: value for name, value in defaults.items() if name not in os.environ}
-    os.environ.update(chosen)
-    return chosen
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if num_cores() < (os.cpu_count() or 1):
+        os.environ.setdefault("OMP_NUM_THREADS", str(num_cores()))

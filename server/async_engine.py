@@ -6,10 +6,11 @@ event loop thread owns everything else in this file.
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Protocol
 
 from octavo.engine.core.errors import (
@@ -26,6 +27,8 @@ from octavo.engine.engine_loop import Heartbeat
 from octavo.engine.output_processor import ChoiceOutput, OutputProcessor, merge_outputs
 from octavo.engine.tokenizer import Tokenizer
 from octavo.server.metrics import RequestSummary, RequestTimes, ServerMetrics
+
+logger = logging.getLogger(__name__)
 
 # Deltas turned into text before other tasks of the event loop get a turn.
 _SLICE = 64
@@ -119,6 +122,7 @@ class AsyncEngine:
         metrics: ServerMetrics,
         on_dead: OnFatal,
         request_timeout: float | None = None,
+        log_requests: bool = False,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._thread = make_thread(self._step_from_thread, self._fatal_from_thread)
@@ -126,6 +130,7 @@ class AsyncEngine:
         self._metrics = metrics
         self._on_dead = on_dead
         self._request_timeout = request_timeout
+        self._log_requests = log_requests
         self._streams: dict[str, _Stream] = {}
         self._backlog: deque[SequenceDelta] = deque()
         self._stats = EngineStats()
@@ -211,6 +216,13 @@ class AsyncEngine:
         )
         self._processor.add(request.request_id, request.prompt_token_ids, request.params)
         self._streams[request.request_id] = stream
+        if self._log_requests:
+            logger.info(
+                "Request %s: %d prompt tokens, %s",
+                request.request_id,
+                len(request.prompt_token_ids),
+                _describe(request.params),
+            )
         return stream
 
     def _close(self, stream: _Stream) -> None:
@@ -295,6 +307,18 @@ class AsyncEngine:
 
 def _dead() -> EngineDeadError:
     return EngineDeadError("The engine has failed and serves no more requests")
+
+
+def _describe(params: SamplingParams) -> str:
+    """List what differs from the defaults; of what may hold a client's text, only the length."""
+    parts = []
+    values = asdict(params)
+    for setting in fields(params):
+        value = values[setting.name]
+        if value != setting.default and value not in ((), {}):
+            is_sized = isinstance(value, tuple | Mapping)
+            parts.append(f"{setting.name}={f'{len(value)} given' if is_sized else value}")
+    return " ".join(parts)
 
 
 def _summary(stream: _Stream) -> RequestSummary:

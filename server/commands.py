@@ -26,7 +26,7 @@ from octavo.config.flags import (
 )
 from octavo.config.server import ServerConfig
 from octavo.engine.core.errors import ConfigurationError
-from octavo.server.listener import open_listener
+from octavo.server.listener import describe, open_listener
 from octavo.server.logs import configure_logging
 
 logger = logging.getLogger(__name__)
@@ -110,6 +110,9 @@ def serve(model_argument: str | None, config_file: str | None, **options: Any) -
         logger.warning("%s", warning)
     try:
         listener = open_listener(server_config)
+        logger.info(
+            "Listening on %s; loading libraries and model", describe(server_config, listener)
+        )
         set_thread_defaults()
         from octavo.server import serve as server  # noqa: PLC0415 - see the module's docstring
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from prometheus_client import (
     CollectorRegistry,
@@ -243,12 +244,22 @@ class ServerMetrics:
         self._prompt_tokens.labels(*self._labels).inc(num_tokens)
         self._prompt_tokens_cached.labels(*self._labels).inc(num_cached)
 
+    # These two run for every token, where finding a child by its labels would cost the most.
+
+    @cached_property
+    def _generation_tokens_child(self) -> Counter:
+        return self._generation_tokens.labels(*self._labels)
+
+    @cached_property
+    def _inter_token_child(self) -> Histogram:
+        return self._inter_token.labels(*self._labels)
+
     def observe_tokens(self, num_tokens: int, gap: float | None) -> None:
         """Record tokens of one choice; `gap` is seconds since the choice's tokens before."""
         self.num_generation_tokens += num_tokens
-        self._generation_tokens.labels(*self._labels).inc(num_tokens)
+        self._generation_tokens_child.inc(num_tokens)
         if gap is not None:
-            self._inter_token.labels(*self._labels).observe(gap)
+            self._inter_token_child.observe(gap)
 
     def observe_first_token(self, seconds: float) -> None:
         """Record the time from arrival to the first token."""

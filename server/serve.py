@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Generator
 
@@ -75,7 +76,7 @@ def make_uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
         ssl_keyfile=config.ssl_keyfile,
         ssl_certfile=config.ssl_certfile,
         ssl_ca_certs=config.ssl_ca_certs,
-        ssl_cert_reqs=2 if config.ssl_ca_certs else 0,
+        ssl_cert_reqs=ssl.CERT_REQUIRED if config.ssl_ca_certs else ssl.CERT_NONE,
     )
     try:
         uvicorn_config.load()

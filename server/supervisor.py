@@ -90,6 +90,7 @@ class Supervisor:
             state.metrics,
             on_dead=self._on_dead,
             request_timeout=self._server_config.request_timeout,
+            log_requests=self._server_config.enable_log_requests,
         )
         state.serving = build_serving(
             engine,

@@ -1,6 +1,7 @@
 """Streams of the engine: text, joining, aborts, time limits, and the engine's death."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -122,14 +123,16 @@ async def test_many_requests_at_once(rig: Open) -> None:
 
 async def test_waiting_outputs_of_a_slow_reader_are_joined(rig: Open) -> None:
     async with rig(HELLO) as r, aclosing(r.engine.generate(r.request())) as batches:
+        r.executor.pause_after = 1
         first = await anext(batches)
+        r.executor.gate.set()
         async with asyncio.timeout(5):
             while r.sample("octavo:generation_tokens_total") < 6:
                 await asyncio.sleep(0.005)
         rest = [batch async for batch in batches]
 
-    assert [len(batch) for batch in rest] == [1]
-    assert first[0].text + rest[0][0].text == "hello"
+    assert [output.text for output in first] == ["h"]
+    assert [[output.text for output in batch] for batch in rest] == [["ello"]]
 
 
 async def test_a_stop_string_ends_the_work_of_the_engine(rig: Open) -> None:
@@ -254,3 +257,14 @@ async def test_g07_counts_of_a_known_load(rig: Open) -> None:
         assert r.sample("octavo:request_queue_time_seconds_count") == 3
         assert r.sample("octavo:inter_token_latency_seconds_count") == 5 + 10 + 1
         assert r.sample("octavo:iteration_tokens_total_sum") > 0
+
+
+async def test_the_request_log_has_settings_and_no_text(
+    rig: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with rig(HELLO, log_requests=True) as r:
+        await r.outputs(r.request("abc", stop=("secret",), seed=7))
+
+    assert "r1: 3 prompt tokens, max_tokens=100 temperature=0.0 seed=7 stop=1 given" in caplog.text
+    assert "secret" not in caplog.text

@@ -222,6 +222,14 @@ def test_g03_idle_connections_outlive_the_pools_of_clients() -> None:
     assert uvicorn_config.timeout_keep_alive == config.timeout_keep_alive == 120
 
 
+def test_bad_tls_files_stop_the_start(tmp_path: Path) -> None:
+    (tmp_path / "pem").write_text("no certificate")
+    path = str(tmp_path / "pem")
+
+    with pytest.raises(ConfigurationError, match="--ssl-certfile"):
+        serve.make_uvicorn_config(FastAPI(), ServerConfig(ssl_keyfile=path, ssl_certfile=path))
+
+
 def test_a_unix_socket_can_be_listened_on(byte_bpe_dir: Path, tmp_path: Path) -> None:
     path = tmp_path / "octavo.sock"
     run = Run(byte_bpe_dir, ScriptedExecutor(HELLO), uds=str(path))

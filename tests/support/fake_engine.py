@@ -25,8 +25,8 @@ MAX_MODEL_LEN = 512
 class ScriptedExecutor:
     """Emits `script` token by token for every sequence, then its last token for ever.
 
-    `gate` must be set for a step to run. `fail_with` is raised by the next step. `poison` names
-    the sequences (by order of appearance) whose rows fail.
+    `gate` must be set for a step to run; it closes after `pause_after` steps. `fail_with` is
+    raised by the next step. `poison` names the sequences (by order of appearance) whose rows fail.
     """
 
     def __init__(self, script: Sequence[int]) -> None:
@@ -34,6 +34,7 @@ class ScriptedExecutor:
         self.script = tuple(script)
         self.gate = threading.Event()
         self.gate.set()
+        self.pause_after = -1
         self.step_seconds = 0.0
         self.fail_with: Exception | None = None
         self.poison: set[int] = set()
@@ -45,6 +46,8 @@ class ScriptedExecutor:
         self.gate.wait()
         time.sleep(self.step_seconds)
         self.num_steps += 1
+        if self.num_steps == self.pause_after:
+            self.gate.clear()
         if self.fail_with is not None:
             raise self.fail_with
         sampled: dict[int, tuple[int, ...]] = {}
