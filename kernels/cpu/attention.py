@@ -22,6 +22,7 @@ from octavo.kernels.cpu.intrinsics import (
     load_f32,
     load_i32,
     load_i64,
+    prefetch,
     store_f32,
     store_i64,
 )
@@ -261,19 +262,31 @@ def _cache_row(a: int, f: int, position: int) -> int:
 
 
 @inlined
+def _fetch(address: int, count: int) -> None:
+    """Have `count` bytes brought near while other work goes on."""
+    for offset in range(0, count, 64):
+        prefetch(address + offset)
+
+
+@inlined
 def _score_span(code: int, a: int, f: int, here: int, count: int) -> bool:
     """Scores of all rows with the keys `here` ... `here + count`."""
     size, block_size = load_i64(a, _SIZE), load_i64(a, _BLOCK_SIZE)
     rows, wide_q = load_i64(f, _ROWS), load_i64(f, _WIDE_Q)
     key_bytes = size * (4 if code == F32 else 2)
     column = 0
+    next_row = _cache_row(a, f, here)
     while column < count:
-        cache_row = _cache_row(a, f, here + column)
+        cache_row = next_row
         if cache_row < 0:
             return False
         keys = load_i64(a, _KEYS) + cache_row * key_bytes
         in_block = block_size - (here + column) % block_size
         take = min(in_block, count - column)
+        _fetch(load_i64(a, _VALUES) + cache_row * key_bytes, take * key_bytes)
+        if column + take < count:
+            next_row = _cache_row(a, f, here + column + take)
+            _fetch(load_i64(a, _KEYS) + next_row * key_bytes, take * key_bytes)
         for start in range(0, take, DOT_KEYS):
             # At the end of a block step back rather than read past it.
             key = min(start, in_block - DOT_KEYS)

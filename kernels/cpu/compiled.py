@@ -28,7 +28,7 @@ def cache_directory() -> str:
     for source in sorted(folder.glob("*.py")):
         digest.update(source.read_bytes())
     name = f"kernels-{digest.hexdigest()[:16]}"
-    for base in (folder / "__pycache__", Path.home() / ".cache" / "octavo"):
+    for base in (folder / "__pycache__", Path("~/.cache/octavo").expanduser()):
         try:
             (base / name).mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=base / name):
@@ -39,10 +39,16 @@ def cache_directory() -> str:
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """A function that kernels and Python call: no GIL, no Python objects, no exceptions."""
-    return _with_cache(
-        lambda: numba.njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)(function)
-    )
+    """A function for Python to call, without the GIL while it runs."""
+    return _with_cache(lambda: numba.njit(nogil=True, cache=True, error_model="numpy")(function))
+
+
+def compiled_holding_gil(function: Callable[..., Any]) -> Any:
+    """A function for Python to call that is done in microseconds.
+
+    Giving the GIL away for so short a time would often mean waiting for another thread's turn.
+    """
+    return _with_cache(lambda: numba.njit(cache=True, error_model="numpy")(function))
 
 
 def inlined(function: Callable[..., Any]) -> Any:

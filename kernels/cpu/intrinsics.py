@@ -40,6 +40,14 @@ def declared(builder: Any, name: str, result: ir.Type, arguments: list[ir.Type])
     return ir.Function(builder.module, ir.FunctionType(result, arguments), name)
 
 
+def emit_prefetch(builder: Any, address: Any) -> None:
+    """Ask for the cache line at `address`, to be read soon; any address is allowed."""
+    byte = ir.IntType(8).as_pointer()
+    function = declared(builder, "llvm.prefetch.p0", ir.VoidType(), [byte, _I32, _I32, _I32])
+    flags = [ir.Constant(_I32, value) for value in (0, 3, 1)]
+    builder.call(function, [builder.inttoptr(address, byte), *flags])
+
+
 def bf16_to_f32(builder: Any, bits: Any, width: ir.Type, target: ir.Type) -> Any:
     """Widen bfloat16 bits: they are the high half of the float32 of the same value."""
     shift = ir.Constant(width, 16 if width == _I32 else [16] * width.count)
@@ -231,6 +239,17 @@ def call_kernel(typingctx: Any, function: Any, arguments: Any, chunk: Any) -> Ty
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
+def prefetch(typingctx: Any, address: Any) -> Typed:
+    """Ask for the cache line at `address`, to be read soon; any address is allowed."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        emit_prefetch(builder, args[0])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
 
 
 @intrinsic

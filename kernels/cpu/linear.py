@@ -20,6 +20,7 @@ from octavo.kernels.cpu.intrinsics import (
     load_i64,
     store_f32,
 )
+from octavo.kernels.cpu.memory import weight_memory
 from octavo.kernels.cpu.numbers import CODES, F32, narrow_row, widen_row
 from octavo.kernels.cpu.pool import shared_pool
 from octavo.kernels.cpu.scratch import scratch
@@ -34,22 +35,20 @@ _WIDEN_ALONE = 65536
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """A weight [N, K] in panels, with zero rows and columns where N or K do not fill them."""
+    """A weight [N, K] in panels, with zero rows and columns where N or K do not fill them.
+
+    What a call needs of the tensors is looked up once: that takes longer than a small product.
+    """
 
     panels: Tensor
     bias: Tensor | None
     num_outputs: int
     num_inputs: int
-
-    @property
-    def steps(self) -> int:
-        """Rows of a stored panel."""
-        return int(self.panels.shape[1])
-
-    @property
-    def panel_bytes(self) -> int:
-        """Bytes of one panel."""
-        return int(self.panels[0].numel() * self.panels.itemsize)
+    address: int
+    bias_address: int
+    num_panels: int
+    panel_bytes: int
+    steps: int  # rows of a stored panel
 
 
 def pack_linear(weight: Tensor, bias: Tensor | None) -> PackedWeight:
@@ -57,11 +56,23 @@ def pack_linear(weight: Tensor, bias: Tensor | None) -> PackedWeight:
     rows, columns = weight.shape
     depth = 2 if weight.dtype == torch.bfloat16 else 1
     padded = torch.nn.functional.pad(weight.detach(), (0, -columns % depth, 0, -rows % PANEL))
-    panels = padded.view(padded.shape[0] // PANEL, PANEL, -1, depth).transpose(1, 2).contiguous()
+    by_panel = padded.view(padded.shape[0] // PANEL, PANEL, -1, depth).transpose(1, 2)
+    panels = weight_memory.empty(tuple(by_panel.shape), weight.dtype).copy_(by_panel)
     wide_bias = None
     if bias is not None:
         wide_bias = torch.nn.functional.pad(bias.detach().float(), (0, -rows % PANEL))
-    return PackedWeight(panels, wide_bias, rows, columns)
+    count, steps = panels.shape[:2]
+    return PackedWeight(
+        panels=panels,
+        bias=wide_bias,
+        num_outputs=rows,
+        num_inputs=columns,
+        address=panels.data_ptr(),
+        bias_address=0 if wide_bias is None else wide_bias.data_ptr(),
+        num_panels=count,
+        panel_bytes=steps * PANEL * depth * panels.itemsize,
+        steps=steps,
+    )
 
 
 def linear(x: Tensor, packed: PackedWeight) -> Tensor:
@@ -83,10 +94,9 @@ def linear(x: Tensor, packed: PackedWeight) -> Tensor:
     else:
         rows = -(-_WIDEN_ALONE // (2 * columns))
         pool.run(_widen_rows, -(-tokens // rows), x.data_ptr(), code, wide, tokens, columns, rows)
-    panels = packed.panels.shape[0]
     group = max(1, _CHUNK_BYTES // packed.panel_bytes)
     block = max(MAX_ROWS, _BLOCK_BYTES // (4 * padded) // MAX_ROWS * MAX_ROWS)
-    groups = -(-panels // group)
+    groups = -(-packed.num_panels // group)
     pool.run(
         _KERNELS[packed.panels.dtype],
         groups * -(-tokens // block),
@@ -96,15 +106,15 @@ def linear(x: Tensor, packed: PackedWeight) -> Tensor:
         tokens,
         columns,
         padded,
-        packed.panels.data_ptr(),
+        packed.address,
         packed.panel_bytes,
         packed.steps,
-        panels,
+        packed.num_panels,
         group,
         block,
         out.data_ptr(),
         packed.num_outputs,
-        0 if packed.bias is None else packed.bias.data_ptr(),
+        packed.bias_address,
         first=first,
     )
     return out

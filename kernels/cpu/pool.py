@@ -1,4 +1,4 @@
-# ruff: noqa: ANN401, PLR0913  # Numba and llvmlite have no types; kernels take addresses and sizes
+# ruff: noqa: ANN401  # Numba has no types
 """Fork and join for kernels that last microseconds.
 
 One job at a time is described in shared memory. Threads claim its chunks by one atomic
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from octavo.kernels.cpu.compiled import Kernel, compiled, inlined
+from octavo.kernels.cpu.compiled import Kernel, compiled, compiled_holding_gil, inlined
 from octavo.kernels.cpu.intrinsics import (
     atomic_add,
     atomic_exchange,
@@ -97,75 +97,42 @@ def _learn(state: int, wait: int) -> None:
         store_i64(state + _ALONE, 1, penalty - 1)
 
 
+@inlined
+def _run_chunks(first: int, function: int, chunks: int, values: Any) -> int:
+    """Run everything on the calling thread; what a kernel reported."""
+    memory = np.empty(MAX_ARGUMENTS + 1, np.int64)
+    arguments = memory.ctypes.data
+    for i in range(MAX_ARGUMENTS):
+        memory[i] = values[i]
+    memory[_REPORT] = 0
+    if first != 0:
+        call_kernel(first, arguments, 0)
+    for chunk in range(chunks):
+        call_kernel(function, arguments, chunk)
+    reported: int = memory[_REPORT]
+    return reported
+
+
 @compiled
-def _run(
-    state: int,
-    first: int,
-    function: int,
-    chunks: int,
-    a0: int,
-    a1: int,
-    a2: int,
-    a3: int,
-    a4: int,
-    a5: int,
-    a6: int,
-    a7: int,
-    a8: int,
-    a9: int,
-    a10: int,
-    a11: int,
-    a12: int,
-    a13: int,
-    a14: int,
-    a15: int,
-    a16: int,
-    a17: int,
-    a18: int,
-    a19: int,
-) -> Any:
-    """Run `first` once, then all chunks of `function`.
+def _run_shared(state: int, first: int, function: int, chunks: int, values: Any) -> int:
+    """Run `first` once, then all chunks of `function`, with the helpers where they are free.
 
     Bit 0 of the result: some helper sleeps. The others: what a kernel reported.
     """
-    values = (
-        a0,
-        a1,
-        a2,
-        a3,
-        a4,
-        a5,
-        a6,
-        a7,
-        a8,
-        a9,
-        a10,
-        a11,
-        a12,
-        a13,
-        a14,
-        a15,
-        a16,
-        a17,
-        a18,
-        a19,
-        0,
-    )
-    shared = chunks > 1 and atomic_exchange(state + _OWNER, 1) == 0
+    shared = atomic_exchange(state + _OWNER, 1) == 0
     if shared and load_i64(state + _ALONE, 0) > 0:
         store_i64(state + _ALONE, 0, load_i64(state + _ALONE, 0) - 1)
         atomic_store(state + _OWNER, 0)
         shared = False
-    private = np.empty(MAX_ARGUMENTS + 1, np.int64)
-    arguments = state + _ARGUMENTS if shared else private.ctypes.data
-    for i in range(MAX_ARGUMENTS + 1):
+    if not shared:
+        alone: int = _run_chunks(first, function, chunks, values)
+        return alone << 1
+    arguments = state + _ARGUMENTS
+    for i in range(MAX_ARGUMENTS):
         store_i64(arguments, i, values[i])
+    store_i64(arguments, _REPORT, 0)
     if first != 0:
         call_kernel(first, arguments, 0)
-    if not shared:
-        for chunk in range(chunks):
-            call_kernel(function, arguments, chunk)
-        return private[_REPORT] << 1
     store_i64(state + _FUNCTION, 0, function)
     atomic_store(state + _DONE, 0)
     atomic_store(state + _TICKET, chunks << 32)
@@ -177,9 +144,16 @@ def _run(
         if read_clock() - begin > _YIELD_AFTER:
             yield_processor()
     _learn(state, read_clock() - begin)
-    reported = load_i64(arguments, _REPORT)
+    reported: int = load_i64(arguments, _REPORT)
     atomic_store(state + _OWNER, 0)
     return (reported << 1) | (1 if sleeping > 0 else 0)
+
+
+@compiled_holding_gil
+def _run_short(first: int, function: int, chunks: int, values: Any) -> int:
+    """Run everything on the calling thread; what a kernel reported."""
+    reported: int = _run_chunks(first, function, chunks, values)
+    return reported
 
 
 @inlined
@@ -217,8 +191,10 @@ class Pool:
 
         The result is what a kernel reported, or 0.
         """
-        padding = (0,) * (MAX_ARGUMENTS - len(arguments))
-        result: int = _run(self._state, first, kernel.address, chunks, *arguments, *padding)
+        values = arguments + (0,) * (MAX_ARGUMENTS - len(arguments))
+        if chunks <= 1:
+            return int(_run_short(first, kernel.address, chunks, values))
+        result: int = _run_shared(self._state, first, kernel.address, chunks, values)
         if result & 1:
             for event in self._wake:
                 event.set()

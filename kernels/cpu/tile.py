@@ -21,7 +21,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from octavo.kernels.cpu.intrinsics import Typed, bf16_to_f32, declared, pointer
+from octavo.kernels.cpu.intrinsics import Typed, bf16_to_f32, declared, emit_prefetch, pointer
 from octavo.kernels.cpu.numbers import BF16, F16, F32
 
 PANEL = 16
@@ -29,7 +29,6 @@ BF16_ROWS = 3
 # Five rows of two registers, four for weights, a broadcast and a mask: all sixteen of AVX2.
 MAX_ROWS = 5
 
-_I8 = ir.IntType(8)
 _I32 = ir.IntType(32)
 _I64 = ir.IntType(64)
 _FLOAT = ir.FloatType()
@@ -68,13 +67,6 @@ def _weights(builder: Any, kind: int, address: Any) -> list[Any]:
     return [builder.bitcast(even, _VECTOR), builder.bitcast(odd, _VECTOR)]
 
 
-def _prefetch(builder: Any, address: Any) -> None:
-    byte = _I8.as_pointer()
-    function = declared(builder, "llvm.prefetch.p0", ir.VoidType(), [byte, _I32, _I32, _I32])
-    flags = [ir.Constant(_I32, value) for value in (0, 3, 1)]
-    builder.call(function, [builder.inttoptr(address, byte), *flags])
-
-
 def _emit_tile(builder: Any, kind: int, rows: int, accumulate: bool, args: Any) -> None:
     a, stride, w, w_stride, steps, ahead, c, c_stride = args
     per_step = 2 if kind == BF16 else 1
@@ -101,7 +93,7 @@ def _emit_tile(builder: Any, kind: int, rows: int, accumulate: bool, args: Any) 
         phi.add_incoming(value, entry)
         sums.append(phi)
     here = builder.add(w, builder.mul(index, w_stride))
-    _prefetch(builder, builder.add(here, ahead))
+    emit_prefetch(builder, builder.add(here, ahead))
     offset = builder.mul(index, ir.Constant(_I64, 4 * per_step))
     new = list(sums)
     for k, weight in enumerate(_weights(builder, kind, here)):
