@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from octavo.engine.core.model_output import TokenLogprobs
+from octavo.engine.core.pooling import Embedding
 from octavo.engine.core.request import FinishReason
 from octavo.engine.core.request_output import SequenceDelta
 from octavo.engine.core.sampling_params import SamplingParams
@@ -53,7 +54,7 @@ class ChoiceOutput:
     string or stop id that ended it. `logprobs` has one record per id of `token_ids` where asked
     for. The counts are running totals: `num_output_tokens` of this choice, the other two of the
     request. `prompt_logprobs` comes once, with the first output of choice 0: one record for each
-    prompt token but the first.
+    prompt token but the first. `embedding` comes with the last output where asked for.
     """
 
     index: int
@@ -66,6 +67,7 @@ class ChoiceOutput:
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     prompt_logprobs: tuple[TokenRecord, ...] | None = None
+    embedding: Embedding | None = None
 
 
 @dataclass(slots=True)
@@ -198,6 +200,7 @@ class OutputProcessor:
             num_cached_tokens=request.num_cached_tokens,
             num_output_tokens=choice.num_output_tokens,
             prompt_logprobs=self._prompt_records(delta.prompt_logprobs),
+            embedding=delta.embedding,
         )
 
     def _records(

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from octavo.engine.core.pooling import Embedding
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
@@ -25,6 +27,8 @@ class ModelOutput:
     `logprobs`: one entry per sampled id, where asked for.
     `prompt_logprobs`: entries for the prompt positions whose *next* prompt token was scored in
     this step, in order, where asked for.
+    `embeddings`: vectors of sequences with `sample` that asked for pooling; they
+    have no entry in `sampled`.
     `failed`: sequences whose row could not be used (NaN logits), with a reason; they have no
     entry in `sampled`.
     """
@@ -33,3 +37,4 @@ class ModelOutput:
     logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     failed: Mapping[int, str] = field(default_factory=dict)
+    embeddings: Mapping[int, Embedding] = field(default_factory=dict)

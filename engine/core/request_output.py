@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from octavo.engine.core.model_output import TokenLogprobs
+from octavo.engine.core.pooling import Embedding
 from octavo.engine.core.request import FinishReason
 
 
@@ -18,6 +19,7 @@ class SequenceDelta(NamedTuple):
     `num_cached_tokens` is the number of prompt tokens taken from the prefix cache.
     `scheduled_time` is the `time.monotonic()` second at which the request first ran; None before.
     `prompt_logprobs` arrives once, on the first delta of choice 0, where asked for.
+    `embedding` is on the terminal delta of a request that asked for pooling.
     """
 
     request_id: str
@@ -30,6 +32,7 @@ class SequenceDelta(NamedTuple):
     error: str | None = None
     num_cached_tokens: int = 0
     scheduled_time: float | None = None
+    embedding: Embedding | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from octavo.engine.core.errors import InvalidRequestError
+from octavo.engine.core.pooling import Pooling
 
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 64
@@ -17,7 +18,8 @@ class SamplingParams:
     `max_tokens` is resolved by the caller (never None): the engine needs no default of its own.
     `seed` None means that the engine draws one. `logprobs` and `prompt_logprobs` are the number
     of best alternatives wanted per token; 0 asks for the token's own value only, None for nothing.
-    `bad_words_token_ids` holds the token sequences that must not be produced.
+    `bad_words_token_ids` holds the token sequences that must not be produced. `pooling` asks for
+    an embedding of the prompt instead of tokens; `max_tokens` is 0 then.
     """
 
     max_tokens: int
@@ -43,6 +45,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
+    pooling: Pooling | None = None
 
     def __post_init__(self) -> None:
         _check_range("max_tokens", self.max_tokens, 0, None)
@@ -71,6 +74,11 @@ class SamplingParams:
     def num_sequences(self) -> int:
         """How many sequences the engine generates for the request."""
         return self.n if self.best_of is None else self.best_of
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """True when every prompt position has to be computed, so that no cached block may serve."""
+        return self.prompt_logprobs is not None or self.pooling in (Pooling.MEAN, Pooling.CLS)
 
     @property
     def greedy(self) -> bool:

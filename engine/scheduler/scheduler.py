@@ -8,6 +8,7 @@ from octavo.config.scheduler import SchedulerConfig
 from octavo.engine.cache.kv_cache_manager import UNCHANGED, Allocation, KVCacheManager
 from octavo.engine.core.limits import EngineLimits
 from octavo.engine.core.model_output import ModelOutput, TokenLogprobs
+from octavo.engine.core.pooling import Embedding
 from octavo.engine.core.request import FinishReason, Request, Sequence, SequenceStatus
 from octavo.engine.core.request_output import EngineStats, SequenceDelta
 from octavo.engine.core.scheduler_output import (
@@ -312,7 +313,8 @@ class Scheduler:
         seq_id, request = sequence.seq_id, sequence.request
         prompt_logprobs = self._take_prompt_logprobs(seq_id) if self._prompt_logprobs else None
         if request.params.max_tokens == 0:
-            self._end(sequence, FinishReason.LENGTH, prompt_logprobs=prompt_logprobs)
+            embedding = output.embeddings.get(seq_id)
+            self._end(sequence, _LENGTH, prompt_logprobs=prompt_logprobs, embedding=embedding)
             return
         token_ids = output.sampled[seq_id]
         sequence.append_tokens(token_ids)
@@ -398,6 +400,7 @@ class Scheduler:
         reason: FinishReason,
         error: str | None = None,
         prompt_logprobs: tuple[TokenLogprobs, ...] | None = None,
+        embedding: Embedding | None = None,
     ) -> None:
         """End a sequence without a new id."""
         request = sequence.request
@@ -411,6 +414,7 @@ class Scheduler:
                 error=error,
                 num_cached_tokens=sequence.num_cached_tokens,
                 scheduled_time=request.scheduled_time,
+                embedding=embedding,
             )
         )
         self._close(sequence, reason)
@@ -488,6 +492,5 @@ def _unborn_choices(request: Request) -> Iterator[int]:
 
 
 def _needs_whole_prompt(sequence: Sequence) -> bool:
-    """True when every prompt position has to be scored, so that no cached block may be used."""
-    params = sequence.request.params
-    return params.prompt_logprobs is not None and sequence.num_output_tokens == 0
+    """True when every prompt position has to be computed, so that no cached block may be used."""
+    return sequence.request.params.needs_whole_prompt and sequence.num_output_tokens == 0

@@ -1,6 +1,6 @@
 """From the plan of a step to the tensors of a forward pass, in a few array operations."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,10 +67,20 @@ def step_rows(state: BatchState, scheduled: Sequence[ScheduledSequence]) -> Step
 
 
 def draw_batch(
-    state: BatchState, scheduled: Sequence[ScheduledSequence], step: StepRows
+    state: BatchState,
+    scheduled: Sequence[ScheduledSequence],
+    step: StepRows,
+    pooled: Container[int] = (),
 ) -> DrawBatch:
-    """The draws of a step, in order of the scheduled sequences, forks behind their parent."""
-    sampling = [(place, item) for place, item in enumerate(scheduled) if item.sample]
+    """The draws of a step, in order of the scheduled sequences, forks behind their parent.
+
+    Sequences whose ids are in `pooled` end with an embedding and draw nothing.
+    """
+    sampling = [
+        (place, item)
+        for place, item in enumerate(scheduled)
+        if item.sample and item.seq_id not in pooled
+    ]
     places = np.array([place for place, _ in sampling], np.int64)
     rows = step.rows[places]
     seq_ids: list[int] = []

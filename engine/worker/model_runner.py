@@ -23,6 +23,7 @@ from octavo.engine.worker.input_batch import (
 )
 from octavo.engine.worker.kv_cache import KVCache
 from octavo.engine.worker.logprobs import token_logprobs
+from octavo.engine.worker.pooler import Pooler
 from octavo.engine.worker.sampler import NOT_FINITE, Sampler
 from octavo.kernels import ops
 
@@ -61,6 +62,7 @@ class ModelRunner:
         self.limits = limits
         self._device = device
         self._sampler = Sampler(limits.vocab_size, device)
+        self._pooler = Pooler()
         self._state = BatchState(
             limits.max_num_seqs,
             limits.max_model_len,
@@ -82,19 +84,22 @@ class ModelRunner:
             return ModelOutput({})
         state = self._state
         step = step_rows(state, plan.scheduled)
-        draws = draw_batch(state, plan.scheduled, step)
+        draws = draw_batch(state, plan.scheduled, step, self._pooler)
         batch = forward_batch(state, step, draws, self._kv_cache.layers, self._device)
         hidden = self._model.forward(batch)
         prompt_logprobs, failed = self._score_prompts(plan.scheduled, step, hidden)
+        embeddings, not_finite = self._pooler.pool(plan.scheduled, step, hidden)
+        read = ModelOutput({}, {}, prompt_logprobs, failed | not_finite, embeddings)
         state.num_computed[step.rows] += step.num_tokens
         if not draws.seq_ids:
-            return ModelOutput({}, prompt_logprobs=prompt_logprobs, failed=failed)
+            return read
         logits = self._model.compute_logits(hidden[batch.logits_indices])
-        return self._sample(logits, draws, prompt_logprobs, failed)
+        return self._sample(logits, draws, read)
 
     def _update_rows(self, plan: SchedulerOutput) -> None:
         for seq_id in plan.removed_seq_ids:
             self._state.remove(seq_id)
+            self._pooler.remove(seq_id)
         for sequence in plan.new_sequences:
             self._add(sequence)
         for item in plan.scheduled:
@@ -108,17 +113,14 @@ class ModelRunner:
             sequence.params, limits.eos_token_ids, limits.vocab_size, self._device
         )
         self._state.add(sequence, adjustments)
+        self._pooler.add(sequence)
 
-    def _sample(
-        self,
-        logits: Tensor,
-        draws: DrawBatch,
-        prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]],
-        failed: dict[int, str],
-    ) -> ModelOutput:
+    def _sample(self, logits: Tensor, draws: DrawBatch, read: ModelOutput) -> ModelOutput:
+        """Adds the draws to what was read off the hidden states."""
         sampled = self._sampler.sample(logits, self._state, draws)
         # Forks get rows of their own when they are scheduled.
         self._state.append(draws.rows, sampled.token_ids[draws.own])
+        failed = {**read.failed}
         failed |= {draws.seq_ids[draw]: reason for draw, reason in sampled.failed.items()}
         return ModelOutput(
             sampled={
@@ -131,8 +133,9 @@ class ModelRunner:
                 for draw, record in sampled.logprobs.items()
                 if draws.seq_ids[draw] not in failed
             },
-            prompt_logprobs=prompt_logprobs,
+            prompt_logprobs=read.prompt_logprobs,
             failed=failed,
+            embeddings=read.embeddings,
         )
 
     def _score_prompts(
