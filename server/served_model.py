@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.engine.core.errors import ModelNotFoundError
+from octavo.engine.core.pooling import DEFAULT_EMBEDDING, EmbeddingSpec
 from octavo.engine.tokenizer import Tokenizer
 from octavo.server.chat_template import ChatTemplate
 
@@ -15,7 +16,8 @@ class ServedModel:
 
     `names` are the values of `model` that are accepted, the first being the default. `root` is
     what was loaded. `created` is unix seconds. `default_sampling_params` holds the checkpoint's
-    own defaults under the names of the HTTP fields.
+    own defaults under the names of the HTTP fields. `embedding` says how it makes embeddings, and
+    `generates` whether it makes texts too.
     """
 
     names: tuple[str, ...]
@@ -26,6 +28,8 @@ class ServedModel:
     tokenizer: Tokenizer
     chat_template: ChatTemplate
     default_sampling_params: Mapping[str, Any]
+    embedding: EmbeddingSpec = DEFAULT_EMBEDDING
+    generates: bool = True
 
     @property
     def name(self) -> str:

@@ -29,3 +29,7 @@ class EmbeddingSpec:
 
     pooling: Pooling = Pooling.LAST
     dimensions: Collection[int] = ()
+
+
+DEFAULT_EMBEDDING = EmbeddingSpec()
+"""What holds for a decoder that says nothing of embeddings: its last token."""

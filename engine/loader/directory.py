@@ -1,6 +1,5 @@
 """Checkpoints in Hugging Face format."""
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,10 @@ from typing import Any
 from octavo.config.load import LoadConfig
 from octavo.config.model import ModelConfig, model_config_from_hf
 from octavo.engine.core.errors import CheckpointError
+from octavo.engine.core.pooling import Pooling
 from octavo.engine.loader.checkpoint import Checkpoint
+from octavo.engine.loader.embedding import read_embedding_spec
+from octavo.engine.loader.files import read_json
 from octavo.engine.loader.safetensors import find_weights
 
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -29,26 +31,9 @@ def read_directory(directory: Path, tokenizer_dir: Path, name: str, load: LoadCo
         model_config=config.model_copy(update={"eos_token_ids": tuple(sorted(eos_ids))}),
         tokenizer_dir=tokenizer_dir,
         generation_defaults=_generation_defaults(generation, load.generation_config),
-        weights=None if load.load_format == "dummy" else find_weights(directory),
+        weights=find_weights(directory) if load.needs_weights else None,
+        embedding=read_embedding_spec(directory, Pooling.LAST),
     )
-
-
-def read_json(path: Path, *, required: bool = True) -> Mapping[str, Any]:
-    """Return the object in a JSON file; an empty one for an absent file that is not required.
-
-    Raises CheckpointError.
-    """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        if not required:
-            return {}
-        raise CheckpointError(f"{path.parent}: no {path.name} in this directory") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not readable as JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: must hold a JSON object")
-    return value
 
 
 def _read_model_config(directory: Path) -> ModelConfig:

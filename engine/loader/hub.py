@@ -15,7 +15,8 @@ from octavo.engine.core.errors import CheckpointError
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*")
 _TOKENIZER_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
-_IGNORED = ["*/*", "consolidated*"]
+# Of the subfolders only 1_Pooling counts; others hold the same weights in other formats.
+_IGNORED = ["[!1]*/*", "consolidated*"]
 
 
 def is_hub_id(model: str) -> bool:

@@ -6,8 +6,9 @@ import torch
 
 from octavo.config.load import LoadConfig
 from octavo.engine.core.errors import CheckpointError, ConfigurationError
-from octavo.engine.loader.checkpoint import Checkpoint
+from octavo.engine.loader.checkpoint import Checkpoint, EncoderCheckpoint
 from octavo.engine.loader.directory import read_directory
+from octavo.engine.loader.embedding import is_encoder, read_encoder
 from octavo.engine.loader.gguf import convert_gguf
 from octavo.engine.loader.hub import download, is_hub_id
 from octavo.engine.loader.starter import STARTER_NAME, find_starter
@@ -15,7 +16,7 @@ from octavo.engine.models.decoder import CausalLM
 from octavo.engine.models.registry import build_model
 
 
-def resolve_checkpoint(config: LoadConfig) -> Checkpoint:
+def resolve_checkpoint(config: LoadConfig) -> Checkpoint | EncoderCheckpoint:
     """Return the checkpoint of `config.model`, downloaded or converted where needed.
 
     A model is a directory, a GGUF file or a hub id; None is the starter model. Weights are read
@@ -34,6 +35,8 @@ def resolve_checkpoint(config: LoadConfig) -> Checkpoint:
     tokenizer_dir = path
     if config.tokenizer is not None:
         tokenizer_dir = _find(config.tokenizer, config, weights=False)
+    if is_encoder(path):
+        return read_encoder(path, tokenizer_dir, name, config)
     return read_directory(path, tokenizer_dir, name, config)
 
 
@@ -60,11 +63,11 @@ def _find(name: str, config: LoadConfig, *, weights: bool) -> Path:
             f"{name}: no such directory or file; a model is a directory in Hugging Face format, "
             "a .gguf file, or a hub id such as org/name"
         )
-    return download(name, config, weights=weights and config.load_format != "dummy")
+    return download(name, config, weights=weights and config.needs_weights)
 
 
 def _check_format(config: LoadConfig, actual: str) -> None:
-    if config.load_format not in ("auto", "dummy", actual):
+    if config.needs_weights and config.load_format not in ("auto", actual):
         raise ConfigurationError(
             f"--load-format {config.load_format} does not suit {config.model}, whose weights are "
             f"in {actual} format; leave the flag out"
