@@ -35,11 +35,22 @@ class BlockTable:
 
     `keys` holds the key of each full block of known tokens and survives a preemption. The first
     `num_cached_blocks` blocks have been offered for reuse; `node` is the content of the last one.
+    The sequence computes the blocks from there to `num_announced` itself, and others may wait for
+    them; it waits itself for the block with the hash `awaited` if another one computes that.
     Tokens before position `capacity` need no change of the table: their slots are there and, but
     for what is computed already, held by this sequence alone.
     """
 
-    __slots__ = ("blocks", "capacity", "keys", "node", "num_cached_blocks", "root")
+    __slots__ = (
+        "awaited",
+        "blocks",
+        "capacity",
+        "keys",
+        "node",
+        "num_announced",
+        "num_cached_blocks",
+        "root",
+    )
 
     def __init__(self, root: PrefixNode) -> None:
         self.root = root
@@ -47,6 +58,8 @@ class BlockTable:
         self.keys: list[BlockKey] = []
         self.node = root
         self.num_cached_blocks = 0
+        self.num_announced = 0
+        self.awaited: bytes | None = None
         self.capacity = 0
 
 
@@ -66,6 +79,8 @@ class KVCacheManager:
         self.block_size = block_size
         self._pool = BlockPool(num_blocks)
         self._tables: dict[int, BlockTable] = {}
+        # Which sequence computes the block with a hash just now.
+        self._writers: dict[bytes, int] = {}
         self._caching = enable_prefix_caching
         self._hash_function = hash_function
 
@@ -117,7 +132,27 @@ class KVCacheManager:
             assert block.node is not None
             hits.append(block)
             node = block.node
+        table.awaited = table.keys[len(hits)].block_hash if len(hits) < max_hits else None
         return hits
+
+    def awaits_block(self, sequence: Sequence) -> bool:
+        """True while the first block that the sequence lacks is computed by another one.
+
+        As of the last `get_computed_blocks`; False before. A hash that collides only makes it
+        wait for nothing.
+        """
+        table = self._tables.get(sequence.seq_id)
+        return table is not None and table.awaited in self._writers
+
+    def announce(self, sequence: Sequence) -> None:
+        """Let others wait for the full blocks that a sequence begins to compute."""
+        if not self._caching:
+            return
+        table = self._tables[sequence.seq_id]
+        table.num_announced = sequence.num_tokens // self.block_size
+        self._extend_keys(table, sequence, table.num_announced)
+        for key in table.keys[table.num_cached_blocks : table.num_announced]:
+            self._writers.setdefault(key.block_hash, sequence.seq_id)
 
     def allocate_slots(
         self,
@@ -157,6 +192,8 @@ class KVCacheManager:
         for position in range(table.num_cached_blocks, num_full):
             block, key = table.blocks[position], table.keys[position]
             table.node = self._pool.register(block, key, table.node)
+        if table.num_announced > table.num_cached_blocks:
+            self._withdraw(table, sequence.seq_id, num_full)
         table.num_cached_blocks = num_full
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
@@ -178,6 +215,8 @@ class KVCacheManager:
         Tail first: shared heads are the most useful to others, so they are reused last.
         """
         table = self._tables[sequence.seq_id]
+        self._withdraw(table, sequence.seq_id, table.num_announced)
+        table.num_announced = 0
         for block in reversed(table.blocks):
             self._pool.release(block)
         table.blocks = []
@@ -201,6 +240,10 @@ class KVCacheManager:
             block.block_id for table in self._tables.values() for block in table.blocks
         )
         self._pool.check_integrity(holders)
+        for block_hash, seq_id in self._writers.items():
+            table = self._tables[seq_id]
+            pending = table.keys[table.num_cached_blocks : table.num_announced]
+            assert block_hash in [key.block_hash for key in pending]
         for table in self._tables.values():
             ids = [block.block_id for block in table.blocks]
             assert len(set(ids)) == len(ids)
@@ -208,6 +251,12 @@ class KVCacheManager:
             assert table.capacity in (0, len(table.blocks) * self.block_size)
             writable = table.blocks[table.num_cached_blocks :] if table.capacity else []
             assert not self._caching or all(block.ref_count == 1 for block in writable)
+
+    def _withdraw(self, table: BlockTable, seq_id: int, end: int) -> None:
+        """Nobody has to wait any more for announced blocks before `end`."""
+        for key in table.keys[table.num_cached_blocks : min(end, table.num_announced)]:
+            if self._writers.get(key.block_hash) == seq_id:
+                del self._writers[key.block_hash]
 
     def _take_computed(self, table: BlockTable, computed_blocks: SequenceOf[Block]) -> None:
         for block in computed_blocks:

@@ -117,10 +117,13 @@ class Sequence:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """What a client asked for one prompt. `sequences` grows at a fork and by nothing else.
+    """What a client asked for one prompt.
 
-    `seed` is always set: the client's own, or one that the engine drew.
+    `seed` is always set: the client's own, or one that the engine drew. `number` is its place in
+    the order of arrival, given by the scheduler.
     `arrival_time` and `scheduled_time` (when it first ran) are `time.monotonic()` seconds.
+    `sequences` are those that have begun and not ended. `open_choices` are the indices whose
+    terminal delta is still to come.
     """
 
     request_id: str
@@ -130,12 +133,22 @@ class Request:
     arrival_time: float
     priority: int = 0
     cache_salt: str | None = None
+    number: int = 0
     scheduled_time: float | None = None
     sequences: list[Sequence] = field(default_factory=list)
+    open_choices: set[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.open_choices = set(range(self.params.num_sequences))
 
     @property
     def finished(self) -> bool:
-        """True once all sequences that will ever exist have ended."""
-        return len(self.sequences) == self.params.num_sequences and all(
-            sequence.finished for sequence in self.sequences
-        )
+        """True once the terminal delta of every choice has been handed out."""
+        return not self.open_choices
+
+    @property
+    def unborn_choices(self) -> list[int]:
+        """Open choices that have no sequence yet: those before the fork."""
+        if len(self.sequences) == len(self.open_choices):
+            return []
+        return sorted(self.open_choices - {sequence.index for sequence in self.sequences})

@@ -6,24 +6,23 @@ from typing import Literal
 
 from octavo.engine.core.request import Sequence
 
-# How often the head may be passed by sequences that fit while it does not, and how many are
-# tried in one step. Passing keeps small prompts moving; the bound keeps the head from starving.
+# How often a sequence that does not fit may be passed by later ones that do. Passing keeps small
+# prompts moving; the bound keeps it from starving.
 MAX_PASSES = 8
-MAX_TRIED_PER_STEP = 4
 
 OrderKey = tuple[int, int, int]
 Order = Callable[[Sequence], OrderKey]
 
 
 def fcfs_order(sequence: Sequence) -> OrderKey:
-    """By arrival of the request, then choice. The first seq_id of a request tells its arrival."""
-    return (0, sequence.request.sequences[0].seq_id, sequence.index)
+    """By arrival of the request, then choice."""
+    return (0, sequence.request.number, sequence.index)
 
 
 def priority_order(sequence: Sequence) -> OrderKey:
     """By priority, lower first; then as `fcfs_order`."""
     request = sequence.request
-    return (request.priority, request.sequences[0].seq_id, sequence.index)
+    return (request.priority, request.number, sequence.index)
 
 
 ORDERS: dict[Literal["fcfs", "priority"], Order] = {
@@ -78,22 +77,13 @@ class WaitingQueue(OrderedSequences):
         super().__init__(order)
         self._passes: dict[int, int] = {}
 
-    @property
-    def num_candidates(self) -> int:
-        """How many may be tried now: the head, and the next ones that may still pass it."""
-        if not self._items:
-            return 0
-        allowed = MAX_PASSES - self._passes.get(self._items[0].seq_id, 0)
-        return min(len(self._items), 1 + min(allowed, MAX_TRIED_PER_STEP - 1))
+    def may_be_passed(self, sequence: Sequence) -> bool:
+        """True while later ones may start before `sequence`, which does not fit now."""
+        return self._passes.get(sequence.seq_id, 0) < MAX_PASSES
 
-    def candidate(self, position: int) -> Sequence:
-        """The sequence at `position`; 0 is the head."""
-        return self._items[position]
-
-    def record_pass(self) -> None:
-        """Note that a later sequence has been started while the head waits."""
-        head = self._items[0]
-        self._passes[head.seq_id] = self._passes.get(head.seq_id, 0) + 1
+    def record_pass(self, sequence: Sequence) -> None:
+        """Note that a later sequence has been started while `sequence` does not fit."""
+        self._passes[sequence.seq_id] = self._passes.get(sequence.seq_id, 0) + 1
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out; it must be there."""

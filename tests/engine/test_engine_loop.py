@@ -112,7 +112,8 @@ def test_each_step_is_one_callback(receiver: Receiver) -> None:
         receiver.loop.post(request(name))
     receiver.loop.start()
     receiver.wait(lambda: all(receiver.ended(name) for name in "abc"))
-    assert [stats.num_steps for stats in receiver.stats] == [1, 2, 3, 4, 5]
+    # The prompts are equal, so the second and third start a step later and share the first's block.
+    assert [stats.num_steps for stats in receiver.stats] == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_refused_request_gets_one_error_per_choice_and_harms_nobody(receiver: Receiver) -> None:

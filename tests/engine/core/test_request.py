@@ -38,10 +38,9 @@ def test_more_tokens_than_known_cannot_be_computed() -> None:
         sequence().advance(3)
 
 
-def test_a_request_ends_with_the_last_choice_that_will_exist() -> None:
-    request = Request("r", (1,), SamplingParams(max_tokens=1, n=2), seed=0, arrival_time=0.0)
-    for index in range(2):
-        item = Sequence(index, request, index, (1,))
-        request.sequences.append(item)
-        item.finish(FinishReason.STOP)
-        assert request.finished == (index == 1)
+def test_choices_are_unborn_until_they_have_a_sequence_or_end() -> None:
+    request = Request("r", (1,), SamplingParams(max_tokens=1, n=4), seed=0, arrival_time=0.0)
+    request.sequences.append(Sequence(0, request, 0, (1,)))
+    assert request.unborn_choices == [1, 2, 3]
+    request.open_choices.remove(2)
+    assert request.unborn_choices == [1, 3]

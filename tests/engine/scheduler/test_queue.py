@@ -20,9 +20,9 @@ def sequence(seq_id: int, priority: int = 0) -> Sequence:
         seed=0,
         arrival_time=0.0,
         priority=priority,
+        number=seq_id,
     )
-    request.sequences.append(Sequence(seq_id, request, 0, (1,)))
-    return request.sequences[0]
+    return Sequence(seq_id, request, 0, (1,))
 
 
 def order_of(order: Order, *sequences: Sequence) -> list[int]:
@@ -48,18 +48,14 @@ def test_choices_stand_beside_their_request_whenever_they_were_made() -> None:
     assert order_of(fcfs_order, second, child, first) == [0, 7, 1]
 
 
-def test_f15_head_is_passed_a_bounded_number_of_times() -> None:
+def test_f15_one_that_does_not_fit_is_passed_a_bounded_number_of_times() -> None:
     queue = WaitingQueue(fcfs_order)
-    for number in range(MAX_PASSES + 5):
-        queue.add(sequence(number))
+    head = sequence(0)
+    queue.add(head)
     for _ in range(MAX_PASSES):
-        assert queue.num_candidates > 1
-        queue.remove(queue.candidate(1))
-        queue.record_pass()
-    assert queue.num_candidates == 1
-    queue.remove(queue.candidate(0))
-    assert queue.num_candidates > 1
-
-
-def test_empty_queue_has_no_candidate() -> None:
-    assert WaitingQueue(fcfs_order).num_candidates == 0
+        assert queue.may_be_passed(head)
+        queue.record_pass(head)
+    assert not queue.may_be_passed(head)
+    queue.remove(head)
+    queue.add(head)
+    assert queue.may_be_passed(head)

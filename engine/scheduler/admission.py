@@ -1,0 +1,124 @@
+"""Which waiting sequences start or resume in a step."""
+
+import time
+
+from octavo.config.scheduler import SchedulerConfig
+from octavo.engine.cache.kv_cache_manager import KVCacheManager
+from octavo.engine.core.limits import EngineLimits
+from octavo.engine.core.request import Sequence
+from octavo.engine.scheduler.open_sequences import OpenSequences
+from octavo.engine.scheduler.outbox import Outbox
+from octavo.engine.scheduler.step_plan import StepPlan, chunk_size
+
+# Share of the pool that an admission leaves free (a watermark). Each running sequence takes a
+# block every `block_size` steps; a newcomer that took the very last ones would be preempted at
+# once.
+RESERVED_SHARE = 100
+
+# How many sequences that do not fit are looked at in one step.
+MAX_TRIED_PER_STEP = 4
+
+
+class Admission:
+    """Starts waiting sequences in order while blocks, rows and the budget allow.
+
+    A sequence whose next block is being computed by a running one is held back: requests with the
+    same uncached prefix that arrive together compute it once, and the later ones find it in the
+    prefix cache. Texts cannot change by it, since only blocks that have been written are shared.
+    Nobody starves: a hold ends when that one block is written, or its writer is preempted or ends,
+    and a running sequence computes a token or more in every step. Those behind a held sequence go
+    on meanwhile, since it keeps nothing from them.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        limits: EngineLimits,
+        kv_cache: KVCacheManager,
+        open_sequences: OpenSequences,
+        outbox: Outbox,
+    ) -> None:
+        self._chunk_threshold = config.long_prefill_token_threshold
+        self._num_reserved_blocks = -(-limits.num_blocks // RESERVED_SHARE)
+        self._kv_cache = kv_cache
+        self._open = open_sequences
+        self._outbox = outbox
+        self.num_cache_queries = 0
+        self.num_cache_hits = 0
+
+    @property
+    def is_possible(self) -> bool:
+        """True when a sequence waits and a row is free."""
+        return len(self._open.waiting) > 0 and self._open.num_free_rows > 0
+
+    def admit(self, plan: StepPlan) -> None:
+        """Add waiting sequences to the step."""
+        waiting = self._open.waiting
+        head: Sequence | None = None  # the first that does not fit
+        num_tried = 0
+        for sequence in waiting.snapshot() if self.is_possible else ():
+            if plan.budget == 0 or self._open.num_free_rows <= 0 or num_tried == MAX_TRIED_PER_STEP:
+                break
+            if head is not None and not waiting.may_be_passed(head):
+                break
+            if self._kv_cache.awaits_block(sequence):
+                continue
+            if self._start(plan, sequence):
+                if head is not None:
+                    waiting.record_pass(head)
+            elif not self._kv_cache.awaits_block(sequence):
+                head = head or sequence
+                num_tried += 1
+
+    def _start(self, plan: StepPlan, sequence: Sequence) -> bool:
+        """Start or resume a sequence if blocks allow.
+
+        All its known tokens must fit beside what running prompts still need and a reserve, not
+        only its first chunk: a prompt cut off half way would be computed for nothing. Alone it
+        always fits.
+        """
+        kv_cache, running = self._kv_cache, self._open.running
+        num_kept = self._num_reserved_blocks + plan.num_owed_blocks if len(running) else 0
+        if kv_cache.num_free_blocks <= num_kept:
+            return False
+        hits = [] if needs_whole_prompt(sequence) else kv_cache.get_computed_blocks(sequence)
+        if kv_cache.awaits_block(sequence):
+            return False
+        num_hit_tokens = len(hits) * kv_cache.block_size
+        num_wanted = sequence.num_tokens - num_hit_tokens
+        others = len(self._open.waiting) > 1 and self._open.num_free_rows > 1
+        num_tokens = chunk_size(num_wanted, plan.budget, int(others), self._chunk_threshold)
+        num_later_blocks = kv_cache.blocks_for(sequence.num_tokens) - kv_cache.blocks_for(
+            num_hit_tokens + num_tokens
+        )
+        allocation = kv_cache.allocate_slots(
+            sequence, num_tokens, hits, num_kept + num_later_blocks
+        )
+        if allocation is None:
+            return False
+        self._open.waiting.remove(sequence)
+        self._open.run(sequence)
+        sequence.advance(num_hit_tokens)
+        kv_cache.announce(sequence)
+        self._note_start(sequence, num_hit_tokens)
+        plan.add(sequence, num_tokens, allocation)
+        plan.num_owed_blocks += num_later_blocks
+        return True
+
+    def _note_start(self, sequence: Sequence, num_hit_tokens: int) -> None:
+        whole = needs_whole_prompt(sequence)
+        if whole:
+            self._outbox.prompt_logprobs[sequence.seq_id] = []
+        # Only the first start counts: a resume must change neither usage nor metrics.
+        request = sequence.request
+        if request.scheduled_time is None:
+            request.scheduled_time = time.monotonic()
+            sequence.num_cached_tokens = num_hit_tokens
+            if not whole:
+                self.num_cache_queries += sequence.num_prompt_tokens
+                self.num_cache_hits += num_hit_tokens
+
+
+def needs_whole_prompt(sequence: Sequence) -> bool:
+    """True when every prompt position has to be computed, so that no cached block may be used."""
+    return sequence.request.params.needs_whole_prompt and sequence.num_output_tokens == 0
