@@ -39,7 +39,7 @@ _DONE = 64  # chunks finished
 _OWNER = 128  # 1 while a job runs
 _SLEEPING = 192  # helpers that must be woken
 _STOP = 256
-_ALONE = 320  # jobs still to be run without helpers, then the number after the next long wait
+_BALANCE = 320  # see `learn`
 _FUNCTION = 384
 _ARGUMENTS = 448
 _SIZE = _ARGUMENTS + 8 * (MAX_ARGUMENTS + 1)
@@ -48,11 +48,13 @@ _NEXT_MASK = 0xFFFFFFFF
 # Times are in counts of the time stamp counter, about 2.5 in a nanosecond.
 _SLEEP_AFTER = 2_500_000
 _YIELD_AFTER = 50_000
-# A wait longer than any chunk means that the system runs something else in a helper's place.
-# Then the caller works alone for a number of jobs that doubles from one such wait to the next
-# and shrinks with each job that was shared without one.
-_LONG_WAIT = 500_000
-_FEWEST_ALONE, _MOST_ALONE = 64, 8192
+# Helpers pay while the chunks they run take longer than the caller waits for them at the end.
+# Where the system runs other programs in their place they do not; then the caller works alone
+# for a number of jobs that doubles from one such period to the next.
+_PERIOD = 128
+_MOST_GAIN = 250_000
+_WORST_LOSS = 2_500_000
+_FEWEST_ALONE, _MOST_ALONE = 128, 8192
 
 
 @compiled
@@ -86,15 +88,30 @@ def _help(state: int) -> None:
     atomic_add(state + _SLEEPING, 1)
 
 
+_ALONE, _PENALTY, _WON, _JOBS = range(4)
+
+
 @inlined
-def _learn(state: int, wait: int) -> None:
-    """Decide from the wait at the end of a job whether the next ones are shared."""
-    penalty = load_i64(state + _ALONE, 1)
-    if wait > _LONG_WAIT:
-        store_i64(state + _ALONE, 0, penalty)
-        store_i64(state + _ALONE, 1, min(2 * penalty, _MOST_ALONE))
-    elif penalty > _FEWEST_ALONE:
-        store_i64(state + _ALONE, 1, penalty - 1)
+def learn(here: int, own: int, chunks: int, worked: int, waited: int) -> None:
+    """Account for a job: `own` of its `chunks` took the caller `worked`, then it `waited`.
+
+    `here` is the address of four words: jobs still to run alone, how many the next time, time
+    won by helpers in this period, jobs of this period.
+    """
+    # A caller that was itself put aside has worked for milliseconds: that is no gain.
+    gain = min((chunks - own) * worked // max(own, 1), _MOST_GAIN)
+    won = load_i64(here, _WON) + gain - waited
+    jobs = load_i64(here, _JOBS) + 1
+    if won < -_WORST_LOSS or (jobs >= _PERIOD and won < 0):
+        penalty = load_i64(here, _PENALTY)
+        store_i64(here, _ALONE, penalty)
+        store_i64(here, _PENALTY, min(2 * penalty, _MOST_ALONE))
+        won, jobs = 0, 0
+    elif jobs >= _PERIOD:
+        store_i64(here, _PENALTY, _FEWEST_ALONE)
+        won, jobs = 0, 0
+    store_i64(here, _WON, won)
+    store_i64(here, _JOBS, jobs)
 
 
 @inlined
@@ -120,13 +137,14 @@ def _run_shared(state: int, first: int, function: int, chunks: int, values: Any)
     Bit 0 of the result: some helper sleeps. The others: what a kernel reported.
     """
     shared = atomic_exchange(state + _OWNER, 1) == 0
-    if shared and load_i64(state + _ALONE, 0) > 0:
-        store_i64(state + _ALONE, 0, load_i64(state + _ALONE, 0) - 1)
+    alone = load_i64(state + _BALANCE, _ALONE)
+    if shared and alone > 0:
+        store_i64(state + _BALANCE, _ALONE, alone - 1)
         atomic_store(state + _OWNER, 0)
         shared = False
     if not shared:
-        alone: int = _run_chunks(first, function, chunks, values)
-        return alone << 1
+        result: int = _run_chunks(first, function, chunks, values)
+        return result << 1
     arguments = state + _ARGUMENTS
     for i in range(MAX_ARGUMENTS):
         store_i64(arguments, i, values[i])
@@ -137,13 +155,14 @@ def _run_shared(state: int, first: int, function: int, chunks: int, values: Any)
     atomic_store(state + _DONE, 0)
     atomic_store(state + _TICKET, chunks << 32)
     sleeping = atomic_load(state + _SLEEPING)
-    _work(state)
     begin = read_clock()
+    own = _work(state)
+    finished = read_clock()
     while atomic_load(state + _DONE) < chunks:
         spin_pause()
-        if read_clock() - begin > _YIELD_AFTER:
+        if read_clock() - finished > _YIELD_AFTER:
             yield_processor()
-    _learn(state, read_clock() - begin)
+    learn(state + _BALANCE, own, chunks, finished - begin, read_clock() - finished)
     reported: int = load_i64(arguments, _REPORT)
     atomic_store(state + _OWNER, 0)
     return (reported << 1) | (1 if sleeping > 0 else 0)
@@ -171,7 +190,7 @@ class Pool:
     def __init__(self, num_threads: int) -> None:
         self._memory = np.zeros(_SIZE + 64, np.uint8)
         self._state = (self._memory.ctypes.data + 63) // 64 * 64
-        _store(self._state + _ALONE + 8, _FEWEST_ALONE)
+        _store(self._state + _BALANCE + 8 * _PENALTY, _FEWEST_ALONE)
         self._wake = [threading.Event() for _ in range(num_threads - 1)]
         self._threads = [
             threading.Thread(target=self._serve, args=(event,), name="octavo-kernel", daemon=True)

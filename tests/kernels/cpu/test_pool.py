@@ -8,7 +8,7 @@ import pytest
 
 from octavo.kernels.cpu.compiled import Kernel
 from octavo.kernels.cpu.intrinsics import atomic_add, load_i64
-from octavo.kernels.cpu.pool import Pool, report
+from octavo.kernels.cpu.pool import Pool, learn, report
 
 
 def _count_kernel(a: int, chunk: int) -> None:
@@ -73,3 +73,34 @@ def test_closed_pool_still_does_the_work() -> None:
     counts = np.zeros(6, np.int64)
     pool.run(_count, 6, counts.ctypes.data)
     assert (counts == 1).all()
+
+
+def _learned(*jobs: tuple[int, int, int, int], times: int = 1) -> list[int]:
+    """(jobs to run alone, how many the next time) after jobs of (own, chunks, worked, waited)."""
+    balance = np.array([0, 128, 0, 0])
+    for _ in range(times):
+        for job in jobs:
+            learn(balance.ctypes.data, *job)
+    return balance[:2].tolist()
+
+
+def test_helpers_that_help_are_kept() -> None:
+    assert _learned((5, 10, 100_000, 1_000), times=1000) == [0, 128]
+
+
+def test_one_very_long_wait_ends_sharing_for_a_while() -> None:
+    assert _learned((9, 10, 90_000, 10_000_000)) == [128, 256]
+    assert _learned((9, 10, 90_000, 10_000_000), times=3) == [512, 1024]
+
+
+def test_many_small_losses_end_sharing() -> None:
+    assert _learned((10, 10, 90_000, 0), (10, 10, 90_000, 1_000), times=64) == [128, 256]
+
+
+def test_a_caller_put_aside_does_not_count_as_gain() -> None:
+    assert _learned((1, 10, 10_000_000, 0), (9, 10, 90_000, 5_000_000)) == [128, 256]
+
+
+def test_sharing_that_pays_again_forgets_the_penalty() -> None:
+    good = [(5, 10, 100_000, 1_000)] * 128
+    assert _learned((9, 10, 90_000, 10_000_000), *good)[1] == 128
