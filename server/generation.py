@@ -12,6 +12,10 @@ from octavo.engine.core.sampling_params import SamplingParams
 from octavo.server.protocol.common import GenerationBody
 from octavo.server.served_model import ServedModel
 
+# The tokenizers of encoders drop spaces and write a long word as one token, so a token has no
+# longest text. Beyond this mean a text is taken to be no text.
+_ENCODER_TOKEN_CHARS = 256
+
 SYSTEM_FINGERPRINT = "fp_octavo"
 """Sent with every answer; the same as long as the server's behaviour is."""
 
@@ -77,6 +81,10 @@ def check_settings(
     body: GenerationBody, model: ServedModel, config: ServerConfig, priority_scheduling: bool
 ) -> None:
     """Check what depends on the model and the server. Raises InvalidRequestError."""
+    if not model.generates:
+        raise InvalidRequestError(
+            f"The model `{model.name}` makes embeddings only; use /v1/embeddings", "model"
+        )
     for name, ids in (
         ("logit_bias", body.logit_bias),
         ("stop_token_ids", body.stop_token_ids),
@@ -119,8 +127,10 @@ class PromptEncoder:
     def __init__(self, model: ServedModel) -> None:
         self._tokenizer = model.tokenizer
         self._max_model_len = model.max_model_len
-        vocabulary = range(model.tokenizer.vocab_size)
-        self._longest = max(len(model.tokenizer.token_piece(token_id)) for token_id in vocabulary)
+        self._longest = _ENCODER_TOKEN_CHARS
+        if model.generates:
+            pieces = map(model.tokenizer.token_piece, range(model.tokenizer.vocab_size))
+            self._longest = max(map(len, pieces))
 
     def encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
         """Return the ids of `text`.

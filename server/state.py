@@ -15,6 +15,7 @@ from octavo.server.admission import Admission
 from octavo.server.async_engine import AsyncEngine
 from octavo.server.chat_service import ChatService
 from octavo.server.completion_service import CompletionService
+from octavo.server.embedding_service import EmbeddingService
 from octavo.server.lifecycle import Lifecycle
 from octavo.server.metrics import ServerMetrics
 from octavo.server.served_model import ServedModel
@@ -30,6 +31,7 @@ class Serving:
     admission: Admission
     chat: ChatService
     completions: CompletionService
+    embeddings: EmbeddingService
 
 
 @dataclass(slots=True)
@@ -67,6 +69,7 @@ def build_serving(
         ),
         chat=ChatService(engine, model, config, priority_scheduling),
         completions=CompletionService(engine, model, config, priority_scheduling),
+        embeddings=EmbeddingService(engine, model, limits.max_num_seqs),
     )
 
 

@@ -20,7 +20,7 @@ def _all_ints(values: list[object]) -> bool:
     return all(type(value) is int for value in values)
 
 
-def parse_prompts(value: object) -> Prompts:
+def parse_batch(value: object, most: int) -> Prompts:
     """Return the batch that `value` stands for: one prompt or several, as text or as ids."""
     if isinstance(value, str):
         return [value]
@@ -34,9 +34,14 @@ def parse_prompts(value: object) -> Prompts:
         prompts = value
     else:
         raise invalid("must hold only strings, only token ids, or only non-empty arrays of ids")
-    if len(prompts) > MAX_PROMPTS:
-        raise invalid(f"must hold at most {MAX_PROMPTS} prompts")
+    if len(prompts) > most:
+        raise invalid(f"must hold at most {most} prompts")
     return prompts
+
+
+def parse_prompts(value: object) -> Prompts:
+    """Return the batch of a completion request."""
+    return parse_batch(value, MAX_PROMPTS)
 
 
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}

@@ -44,10 +44,13 @@ async def health_generate(request: Request, state: State) -> JSONResponse:
 
 
 async def _generate_one(serving: Serving) -> None:
+    params = SamplingParams(max_tokens=1, temperature=0.0)
+    if not serving.model.generates:
+        params = SamplingParams(max_tokens=0, pooling=serving.model.embedding.pooling)
     work = GenerateRequest(
         request_id=f"health-{uuid.uuid4().hex}",
         prompt_token_ids=(serving.model.tokenizer.bos_token_id or 0,),
-        params=SamplingParams(max_tokens=1, temperature=0.0),
+        params=params,
     )
     async with aclosing(serving.engine.generate(work)) as outputs:
         async for _ in outputs:

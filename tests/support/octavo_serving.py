@@ -21,6 +21,7 @@ from octavo.config.engine import EngineConfig
 from octavo.config.server import ServerConfig
 from octavo.engine.core.limits import EngineLimits
 from octavo.engine.core.model_output import ModelOutput, TokenLogprobs
+from octavo.engine.core.pooling import DEFAULT_EMBEDDING, EmbeddingSpec
 from octavo.engine.core.sampling_params import SamplingParams
 from octavo.engine.core.scheduler_output import ScheduledSequence, SchedulerOutput
 from octavo.engine.engine_loop import EngineLoop
@@ -88,7 +89,7 @@ class TableExecutor:
                 seed=new.seed,
                 params=new.params,
             )
-        output = ModelOutput({}, {}, {}, {})
+        output = ModelOutput({}, {}, {}, {}, {})
         for item in plan.scheduled:
             self._run(item, output)
         return output
@@ -107,6 +108,10 @@ class TableExecutor:
                 for place in scored
             )
         if not item.sample:
+            return
+        if row.params.pooling is not None:
+            vector = self.table[row.token_ids[-1]]
+            output.embeddings[item.seq_id] = vector / np.linalg.norm(vector)
             return
         if self.fail_row(row.token_ids[row.num_prompt :]):
             output.failed[item.seq_id] = "the row holds NaN"
@@ -195,6 +200,8 @@ class TableSettings:
     max_num_seqs: int = 16
     defaults: dict[str, Any] = field(default_factory=dict)
     server: dict[str, Any] = field(default_factory=dict)
+    embedding: EmbeddingSpec = DEFAULT_EMBEDDING
+    generates: bool = True
     executors: list[TableExecutor] = field(default_factory=list)
     models: list[ServedModel] = field(default_factory=list)
 
@@ -224,6 +231,8 @@ class TableSettings:
                 tokenizer=tokenizer,
                 chat_template=ChatTemplate(tokenizer.chat_template, tokenizer),
                 default_sampling_params=self.defaults,
+                embedding=self.embedding,
+                generates=self.generates,
             )
             self.models.append(model)
 
