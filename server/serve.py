@@ -137,11 +137,13 @@ def _ready_message(config: ServerConfig, listener: socket.socket, serving: Servi
     url = describe(config, listener)
     model = serving.model
     target = f"--unix-socket {config.uds} http://localhost" if config.uds else url
+    path, body = "/v1/chat/completions", '{"messages": [{"role": "user", "content": "Hello!"}]}'
+    if not model.generates:
+        path, body = "/v1/embeddings", '{"input": "Hello!"}'
     return (
         f"Octavo is ready on {url} serving {', '.join(model.names)} "
         f"(context {model.max_model_len} tokens, {serving.limits.num_blocks} cache blocks). Try:\n"
-        f"  curl {target}/v1/chat/completions -H 'Content-Type: application/json' "
-        """-d '{"messages": [{"role": "user", "content": "Hello!"}]}'"""
+        f"  curl {target}{path} -H 'Content-Type: application/json' -d '{body}'"
     )
 
 
