@@ -37,9 +37,10 @@ class LoadConfig(ConfigModel):
     dtype: DType = Field(
         default=DType.AUTO, description="Precision; auto takes that of the checkpoint."
     )
-    load_format: Literal["auto", "safetensors", "gguf", "dummy"] = Field(
+    load_format: Literal["auto", "safetensors", "gguf", "dummy", "null"] = Field(
         default="auto",
-        description="How to read the weights; dummy makes random ones, for measuring only.",
+        description="How to read the weights. For measuring only: dummy makes random ones, and "
+        "null runs no model at all, so that every step ends at once.",
     )
     max_model_len: int | None = Field(
         default=None,
@@ -57,3 +58,8 @@ class LoadConfig(ConfigModel):
         description="Fixes the draws of requests without a seed of their own; "
         "default: they differ from run to run.",
     )
+
+    @property
+    def needs_weights(self) -> bool:
+        """Whether the checkpoint's weights are read."""
+        return self.load_format not in ("dummy", "null")

@@ -9,9 +9,11 @@ from octavo.config.server import ServerConfig
 from octavo.engine.core.errors import ConfigurationError
 from octavo.engine.core.limits import EngineLimits
 from octavo.engine.engine_loop import EngineLoop
+from octavo.engine.executor.encoder import EncoderExecutor
+from octavo.engine.executor.null import NullExecutor
 from octavo.engine.executor.uniproc import UniprocExecutor
 from octavo.engine.llm_engine import LLMEngine
-from octavo.engine.loader import Checkpoint, resolve_checkpoint
+from octavo.engine.loader import Checkpoint, EncoderCheckpoint, resolve_checkpoint
 from octavo.engine.tokenizer import Tokenizer
 from octavo.server.async_engine import EngineThread, OnFatal, OnStep
 from octavo.server.chat_template import ChatTemplate
@@ -19,6 +21,9 @@ from octavo.server.loaded_engine import LoadedEngine
 from octavo.server.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
+
+AnyCheckpoint = Checkpoint | EncoderCheckpoint
+AnyExecutor = UniprocExecutor | NullExecutor | EncoderExecutor
 
 
 def load_engine(server_config: ServerConfig, engine_config: EngineConfig) -> LoadedEngine:
@@ -33,7 +38,7 @@ def load_engine(server_config: ServerConfig, engine_config: EngineConfig) -> Loa
         tokenizer,
         server_config.chat_template_content_format,
     )
-    executor = UniprocExecutor(engine_config, checkpoint)
+    executor = _make_executor(engine_config, checkpoint)
     limits = _limits(engine_config, checkpoint, executor)
     engine = LLMEngine(engine_config, limits, executor)
     logger.info("Loaded and warmed up in %.1f s", time.monotonic() - started)
@@ -52,21 +57,30 @@ def load_engine(server_config: ServerConfig, engine_config: EngineConfig) -> Loa
         tokenizer=tokenizer,
         chat_template=template,
         default_sampling_params=checkpoint.generation_defaults,
+        embedding=checkpoint.embedding,
+        generates=isinstance(checkpoint, Checkpoint),
     )
     return LoadedEngine(model, limits, make_thread)
 
 
-def _limits(
-    config: EngineConfig, checkpoint: Checkpoint, executor: UniprocExecutor
-) -> EngineLimits:
+def _make_executor(config: EngineConfig, checkpoint: AnyCheckpoint) -> AnyExecutor:
+    if isinstance(checkpoint, EncoderCheckpoint):
+        return EncoderExecutor(config, checkpoint)
+    if config.load.load_format == "null":
+        logger.warning("No model is run: the answers are meaningless (--load-format null)")
+        return NullExecutor(config, checkpoint.model_config)
+    return UniprocExecutor(config, checkpoint)
+
+
+def _limits(config: EngineConfig, checkpoint: AnyCheckpoint, executor: AnyExecutor) -> EngineLimits:
     return EngineLimits(
         max_model_len=executor.max_model_len,
         max_num_seqs=executor.max_num_seqs,
         max_num_batched_tokens=executor.max_num_batched_tokens,
         num_blocks=executor.num_blocks,
         block_size=config.cache.block_size,
-        vocab_size=checkpoint.model_config.vocab_size,
-        eos_token_ids=checkpoint.model_config.eos_token_ids,
+        vocab_size=checkpoint.vocab_size,
+        eos_token_ids=checkpoint.eos_token_ids,
     )
 
 

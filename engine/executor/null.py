@@ -1,0 +1,42 @@
+"""The executor without a model: what is left to measure is everything around it."""
+
+from itertools import cycle
+
+from octavo.config.engine import EngineConfig
+from octavo.config.model import ModelConfig
+from octavo.engine.core.model_output import ModelOutput
+from octavo.engine.core.scheduler_output import SchedulerOutput
+from octavo.engine.worker.memory import check_context, resolve_device, resolve_step_limits
+
+
+class NullExecutor:
+    """Gives each sequence a token per step at once, whatever was asked; never log-probabilities.
+
+    The tokens walk through the vocabulary and leave out those that end a text, so an answer is as
+    long as its max_tokens. The cache exists as numbers of blocks only.
+    """
+
+    def __init__(self, config: EngineConfig, facts: ModelConfig) -> None:
+        """Raises ConfigurationError for a context beyond the checkpoint's."""
+        check_context(config.load.max_model_len, facts.max_model_len)
+        steps = resolve_step_limits(config.scheduler, resolve_device(config.device.device))
+        self.max_num_seqs = steps.max_num_seqs
+        self.max_num_batched_tokens = steps.max_num_batched_tokens
+        self.max_model_len = config.load.max_model_len or facts.max_model_len
+        blocks_each = -(-self.max_model_len // config.cache.block_size)
+        self.num_blocks = config.cache.num_gpu_blocks_override or self.max_num_seqs * blocks_each
+        ends = frozenset(facts.eos_token_ids)
+        self._tokens = cycle([(i,) for i in range(facts.vocab_size) if i not in ends])
+
+    def execute_model(self, plan: SchedulerOutput) -> ModelOutput:
+        """Carry out one step."""
+        sampled: dict[int, tuple[int, ...]] = {}
+        for item in plan.scheduled:
+            if item.sample:
+                sampled[item.seq_id] = next(self._tokens)
+                for fork in item.forks:
+                    sampled[fork.seq_id] = next(self._tokens)
+        return ModelOutput(sampled)
+
+    def shutdown(self) -> None:
+        """Nothing is held."""
