@@ -69,6 +69,12 @@ class ServerConfig(ConfigModel):
         ge=1,
         description="Prompt tokens that may wait before new requests get 429; default: no limit.",
     )
+    queue_timeout: float | None = Field(
+        default=None,
+        gt=0,
+        description="Seconds a request may wait for its first step before it ends with 503; "
+        "default: no limit.",
+    )
     request_timeout: float | None = Field(
         default=None,
         gt=0,
@@ -104,6 +110,9 @@ class ServerConfig(ConfigModel):
     )
     return_tokens_as_token_ids: bool = Field(
         default=False, description="Write tokens in logprobs as token_id:N by default."
+    )
+    enable_force_include_usage: bool = Field(
+        default=False, description="Send the usage chunk in every stream, asked for or not."
     )
     clamp_max_tokens: bool = Field(
         default=False, description="Cut a max_tokens that does not fit instead of refusing it."

@@ -138,7 +138,8 @@ class EngineLoop:
         if self._engine.has_work():
             started = time.monotonic()
             self._heartbeat = Heartbeat(started, self._heartbeat.ended)
-            deltas += self._engine.step()
+            results = self._engine.step()
+            deltas += results + self._engine.take_starts(results)
             self._heartbeat = Heartbeat(started, time.monotonic())
         self._deliver(deltas)
 

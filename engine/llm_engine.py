@@ -29,22 +29,24 @@ class LLMEngine:
         seed = config.load.seed
         self._seeds = random.SystemRandom() if seed is None else random.Random(seed)
         self._shut_down = False
+        # Requests that have not run yet, as far as has been told.
+        self._unstarted: dict[str, Request] = {}
 
     def add_request(self, request: AddRequest) -> None:
         """Queue a request. Raises RequestError for one that could never be served."""
         self._check(request)
         seed = request.params.seed
-        self._scheduler.add_request(
-            Request(
-                request_id=request.request_id,
-                prompt_token_ids=request.prompt_token_ids,
-                params=request.params,
-                seed=self._seeds.getrandbits(63) if seed is None else seed,
-                arrival_time=request.arrival_time,
-                priority=request.priority,
-                cache_salt=request.cache_salt,
-            )
+        queued = Request(
+            request_id=request.request_id,
+            prompt_token_ids=request.prompt_token_ids,
+            params=request.params,
+            seed=self._seeds.getrandbits(63) if seed is None else seed,
+            arrival_time=request.arrival_time,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
         )
+        self._scheduler.add_request(queued)
+        self._unstarted[request.request_id] = queued
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """End a request or one choice of it; unknown or finished ones are left alone.
@@ -64,6 +66,31 @@ class LLMEngine:
         plan = self._scheduler.schedule()
         output = self._executor.execute_model(plan)
         return self._scheduler.update_from_output(plan, output)
+
+    def take_starts(self, deltas: list[SequenceDelta]) -> list[SequenceDelta]:
+        """Return a delta without tokens for each request that began to run in the last step.
+
+        Left out are those that `deltas`, that step's results, tell of anyhow: only prompts of
+        several chunks have nothing else to show for a long time.
+        """
+        gone = [
+            request
+            for request in self._unstarted.values()
+            if request.scheduled_time is not None or not self._is_open(request)
+        ]
+        if not gone:
+            return []
+        for request in gone:
+            del self._unstarted[request.request_id]
+        told = {delta.request_id for delta in deltas}
+        return [
+            SequenceDelta(request.request_id, 0, (), scheduled_time=request.scheduled_time)
+            for request in gone
+            if self._is_open(request) and request.request_id not in told
+        ]
+
+    def _is_open(self, request: Request) -> bool:
+        return self._scheduler.has_request(request.request_id)
 
     def stats(self) -> EngineStats:
         """Counters and gauges after the last step."""

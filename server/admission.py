@@ -5,6 +5,7 @@ from types import TracebackType
 from typing import Self
 
 from octavo.engine.core.errors import InvalidRequestError, QueueFullError
+from octavo.server.context import current_request
 
 _RETRY_AFTER_S = 1
 
@@ -71,7 +72,11 @@ class Admission:
         return self._accepted
 
     def admit(self, places: int = 1) -> Ticket:
-        """Take places for `places` prompts. Raises QueueFullError."""
+        """Take places for `places` prompts.
+
+        Raises QueueFullError, or InvalidRequestError for a time limit that is none.
+        """
+        _ = current_request().timeout
         self._take(places)
         return Ticket(self, places)
 

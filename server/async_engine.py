@@ -7,6 +7,7 @@ event loop thread owns everything else in this file.
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -15,6 +16,7 @@ from typing import Protocol
 
 from octavo.engine.core.errors import (
     EngineDeadError,
+    NotReadyError,
     OctavoError,
     RequestFailedError,
     RequestTimeoutError,
@@ -26,6 +28,7 @@ from octavo.engine.core.sampling_params import SamplingParams
 from octavo.engine.engine_loop import Heartbeat
 from octavo.engine.output_processor import ChoiceOutput, OutputProcessor, merge_outputs
 from octavo.engine.tokenizer import Tokenizer
+from octavo.server.context import RequestContext, current_request
 from octavo.server.metrics import RequestSummary, RequestTimes, ServerMetrics
 
 logger = logging.getLogger(__name__)
@@ -69,12 +72,35 @@ class GenerateRequest:
     cache_salt: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class TimeLimits:
+    """Seconds from the arrival of a prompt at the engine; None is no limit.
+
+    `queue` ends at the prompt's first step, `total` at its last token.
+    """
+
+    queue: float | None = None
+    total: float | None = None
+
+    def deadline(self, arrival: float, waiting: bool, own_limit: float | None) -> float | None:
+        """Return the moment at which a prompt is given up, if it stays as it is.
+
+        `own_limit` is the client's; the shorter one of it and `total` counts.
+        """
+        limits = [limit for limit in (self.total, own_limit) if limit is not None]
+        if waiting and self.queue is not None:
+            limits.append(self.queue)
+        return arrival + min(limits) if limits else None
+
+
 @dataclass(slots=True)
 class _Stream:
     """What one request has waiting, and its figures for the metrics."""
 
     request: GenerateRequest
+    context: RequestContext
     arrival: float
+    own_limit: float | None = None
     outputs: list[ChoiceOutput] = field(default_factory=list)
     error: OctavoError | None = None
     wakeup: asyncio.Event = field(default_factory=asyncio.Event)
@@ -112,7 +138,6 @@ class AsyncEngine:
     """Turns requests into streams of text outputs.
 
     Made and used on the event loop thread. `on_dead` is called once when the engine has failed.
-    `request_timeout` is in seconds from the first look at a request to its end.
     """
 
     def __init__(
@@ -121,7 +146,7 @@ class AsyncEngine:
         tokenizer: Tokenizer,
         metrics: ServerMetrics,
         on_dead: OnFatal,
-        request_timeout: float | None = None,
+        limits: TimeLimits = TimeLimits(),
         log_requests: bool = False,
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -129,12 +154,13 @@ class AsyncEngine:
         self._processor = OutputProcessor(tokenizer)
         self._metrics = metrics
         self._on_dead = on_dead
-        self._request_timeout = request_timeout
+        self._limits = limits
         self._log_requests = log_requests
         self._streams: dict[str, _Stream] = {}
         self._backlog: deque[SequenceDelta] = deque()
         self._stats = EngineStats()
         self._failure: str | None = None
+        self._num_waiting_tokens = 0
 
     def start(self) -> None:
         """Start the engine's thread."""
@@ -163,36 +189,50 @@ class AsyncEngine:
         return self._stats
 
     def num_waiting_tokens(self) -> int:
-        """Prompt tokens of the requests that have produced nothing yet."""
-        return sum(
-            len(stream.request.prompt_token_ids)
-            for stream in self._streams.values()
-            if stream.scheduled is None
-        )
+        """Prompt tokens of the requests whose first step has not come yet."""
+        return self._num_waiting_tokens
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[list[ChoiceOutput], None]:
         """Yield new outputs, at most one per choice each time, until every choice has ended.
 
         Close the generator (`contextlib.aclosing`) when leaving early: that aborts the request.
-        Raises EngineDeadError, RequestFailedError or RequestTimeoutError; outputs yielded before
-        stay valid.
+        Raises EngineDeadError, RequestFailedError, RequestTimeoutError or, for one that waited too
+        long, NotReadyError; outputs yielded before stay valid.
         """
         stream = self._open(request)
-        deadline = (
-            None if self._request_timeout is None else self._loop.time() + self._request_timeout
-        )
         try:
             while stream.open_choices > 0 or stream.outputs:
                 try:
-                    async with asyncio.timeout_at(deadline):
+                    async with asyncio.timeout_at(self._deadline(stream)):
                         outputs = await stream.next()
                 except TimeoutError:
-                    self._metrics.count_timed_out(stream.stage)
-                    stream.fail(RequestTimeoutError("The request reached the time limit"))
+                    self._end_late(stream)
                     continue
                 yield outputs
         finally:
             self._close(stream)
+
+    def _deadline(self, stream: _Stream) -> float | None:
+        waiting = stream.scheduled is None
+        return self._limits.deadline(stream.arrival, waiting, stream.own_limit)
+
+    def _end_late(self, stream: _Stream) -> None:
+        """End a stream whose time is over; one that began to run meanwhile goes on."""
+        deadline = self._deadline(stream)
+        if deadline is None or time.monotonic() < deadline:
+            return
+        total = self._limits.deadline(stream.arrival, False, stream.own_limit)
+        self._metrics.count_timed_out(stream.stage)
+        if total is None or deadline < total:
+            stream.fail(
+                NotReadyError(
+                    "The request waited too long for its turn",
+                    "queue_timeout",
+                    math.ceil(deadline - stream.arrival),
+                )
+            )
+        else:
+            stream.fail(RequestTimeoutError("The request reached the time limit"))
 
     def abort_all(self, error: OctavoError) -> None:
         """End every unfinished request with `error`."""
@@ -202,7 +242,14 @@ class AsyncEngine:
     def _open(self, request: GenerateRequest) -> _Stream:
         if self._failure is not None:
             raise _dead()
-        stream = _Stream(request, time.monotonic(), open_choices=request.params.num_sequences)
+        context = current_request()
+        stream = _Stream(
+            request,
+            context,
+            time.monotonic(),
+            context.timeout,
+            open_choices=request.params.num_sequences,
+        )
         # First the engine, which may refuse; its first answer cannot come before this returns.
         self._thread.post(
             AddRequest(
@@ -216,6 +263,8 @@ class AsyncEngine:
         )
         self._processor.add(request.request_id, request.prompt_token_ids, request.params)
         self._streams[request.request_id] = stream
+        self._num_waiting_tokens += len(request.prompt_token_ids)
+        context.entered = True
         if self._log_requests:
             logger.info(
                 "Request %s: %d prompt tokens, %s",
@@ -229,11 +278,15 @@ class AsyncEngine:
         request_id = stream.request.request_id
         del self._streams[request_id]
         self._processor.remove(request_id)
+        if stream.scheduled is None:
+            self._num_waiting_tokens -= len(stream.request.prompt_token_ids)
         if stream.open_choices > 0:
             self._thread.post(AbortRequest(request_id))
             if stream.error is None:
                 self._metrics.count_disconnect(stream.stage)
-        self._metrics.observe_request(_summary(stream))
+        summary = _summary(stream)
+        stream.context.summaries.append(summary)
+        self._metrics.observe_request(summary)
 
     def _step_from_thread(self, deltas: list[SequenceDelta], stats: EngineStats) -> None:
         # RuntimeError: the event loop is closed, so nobody waits for these any more.
@@ -262,16 +315,20 @@ class AsyncEngine:
         slice_size = min(_SLICE, len(self._backlog))
         deltas = [self._backlog.popleft() for _ in range(slice_size)]
         for delta in deltas:
-            stream = self._streams.get(delta.request_id)
-            if stream is not None and stream.scheduled is None:
-                stream.scheduled = delta.scheduled_time
-        processed = self._processor.process(deltas)
+            self._note_start(delta)
+        # One without tokens and end only tells that a long prompt has begun.
+        processed = self._processor.process(
+            delta for delta in deltas if delta.token_ids or delta.finish_reason is not None
+        )
         for request_id, index in processed.aborts:
             self._thread.post(AbortRequest(request_id, index))
         now = time.monotonic()
         for request_id, outputs in processed.outputs.items():
             self._deliver(self._streams[request_id], outputs, now)
+        broken = {delta.request_id for delta in deltas if _is_corrupted(delta)}
         for request_id, message in processed.errors.items():
+            if request_id in broken:
+                self._metrics.count_corrupted()
             # A dying engine reports its requests one by one before it says that it is dead.
             dead = self._thread.fatal_error is not None
             stream = self._streams[request_id]
@@ -279,6 +336,12 @@ class AsyncEngine:
             stream.fail(_dead() if dead else RequestFailedError(message))
         if self._backlog:
             self._loop.call_soon(self._drain)
+
+    def _note_start(self, delta: SequenceDelta) -> None:
+        stream = self._streams.get(delta.request_id)
+        if stream is not None and stream.scheduled is None and delta.scheduled_time is not None:
+            stream.scheduled = delta.scheduled_time
+            self._num_waiting_tokens -= len(stream.request.prompt_token_ids)
 
     def _deliver(self, stream: _Stream, outputs: list[ChoiceOutput], now: float) -> None:
         for output in outputs:
@@ -303,6 +366,11 @@ class AsyncEngine:
         self._metrics.observe_tokens(len(output.token_ids), gap)
         stream.last_tokens[output.index] = now
         stream.output_tokens[output.index] = output.num_output_tokens
+
+
+def _is_corrupted(delta: SequenceDelta) -> bool:
+    """True for a row that the worker could not use; other errors come without ever running."""
+    return delta.finish_reason is FinishReason.ERROR and delta.scheduled_time is not None
 
 
 def _dead() -> EngineDeadError:

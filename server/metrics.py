@@ -39,6 +39,11 @@ _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _TOKENS = tuple(factor * 10**power for power in range(6) for factor in (1, 2, 5))
 _CHOICES = (1, 2, 5, 10, 20)
 
+REJECTIONS = ("queue_full", "key_limit", "not_ready", "invalid", "unauthorized")
+"""Why a request was refused. `key_limit`: its key has used up what one key may."""
+
+_STAGES = ("queue", "run")
+
 
 @dataclass(frozen=True, slots=True)
 class RequestTimes:
@@ -106,6 +111,7 @@ class _EngineCollector(Collector):
             "octavo:num_preemptions_by_mode", "Preemptions by mode.", labels=(*_LABELS, "mode")
         )
         by_mode.add_metric((*self._labels, "recompute"), stats.num_preemptions)
+        by_mode.add_metric((*self._labels, "swap"), 0)
         yield by_mode
         info = GaugeMetricFamily(
             "octavo:cache_config_info",
@@ -159,6 +165,9 @@ class ServerMetrics:
         )
         self._disconnects = self._counter(
             "client_disconnects", "Prompts whose client went away, by stage.", "stage"
+        )
+        self._corrupted = self._counter(
+            "corrupted_requests", "Prompts that ended with an error since their logits were NaN."
         )
         self._http_requests = Counter(
             "http_requests",
@@ -227,8 +236,22 @@ class ServerMetrics:
         """Add the engine's gauges and label everything from now on with the model's name."""
         self._labels = (model_name, _ENGINE)
         self._registry.register(_EngineCollector(stats, model_name, cache_info))
-        for reason in FinishReason:
-            self._success.labels(*self._labels, reason.value)
+        # From 0 on, so that an alert sees the first increase.
+        for counter, values in (
+            (self._success, tuple(reason.value for reason in FinishReason)),
+            (self._rejected, REJECTIONS),
+            (self._timed_out, _STAGES),
+            (self._disconnects, _STAGES),
+        ):
+            for value in values:
+                counter.labels(*self._labels, value)
+        for plain in (
+            self._prompt_tokens,
+            self._prompt_tokens_cached,
+            self._generation_tokens,
+            self._corrupted,
+        ):
+            plain.labels(*self._labels)
 
     def render(self) -> bytes:
         """Return everything in Prometheus' text format."""
@@ -287,8 +310,12 @@ class ServerMetrics:
             self._per_token.labels(*self._labels).observe(decode / (summary.longest_output - 1))
 
     def count_rejected(self, reason: str) -> None:
-        """Count a refused request: queue_full, not_ready, invalid or unauthorized."""
+        """Count a refused request; `reason` is one of REJECTIONS."""
         self._rejected.labels(*self._labels, reason).inc()
+
+    def count_corrupted(self) -> None:
+        """Count a prompt whose logits could not be used."""
+        self._corrupted.labels(*self._labels).inc()
 
     def count_timed_out(self, stage: str) -> None:
         """Count a prompt that met the time limit in stage queue or run."""

@@ -15,6 +15,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.engine.core.errors import BodyTooLargeError
+from octavo.server.context import TIMEOUT_HEADER, RequestContext, enter_request
 from octavo.server.errors import CLIENT_CLOSED_REQUEST
 from octavo.server.metrics import ServerMetrics
 
@@ -34,6 +35,11 @@ _REJECTIONS = {
     429: "queue_full",
     503: "not_ready",
 }
+
+
+POLLED_PATHS = frozenset({"/health", "/health/ready", "/ready", "/ping", "/metrics"})
+"""Asked every few seconds by machines; logged at debug as long as they get what they ask for."""
+_EXPECTED_OF_POLLED = frozenset({200, 503})
 
 
 class RequestContextMiddleware:
@@ -56,25 +62,30 @@ class RequestContextMiddleware:
             await self._app(scope, receive, send)
             return
         exchange = _Exchange(scope, receive, send)
+        enter_request(exchange.context)
         started = time.monotonic()
         try:
             await self._app(scope, exchange.receive, exchange.send)
         finally:
-            self._record(scope, exchange.status, time.monotonic() - started)
+            self._record(scope, exchange, time.monotonic() - started)
 
-    def _record(self, scope: Scope, status: int, seconds: float) -> None:
-        path, method = path_in_app(scope), scope["method"]
+    def _record(self, scope: Scope, exchange: "_Exchange", seconds: float) -> None:
+        path, method, status = path_in_app(scope), scope["method"], exchange.status
         route = scope.get("route")
         handler = _NO_ROUTE if route is None else route.path
         # Paths and methods come from clients: only known ones may become labels.
         label = method if method in _KNOWN_METHODS else "other"
         self._metrics.observe_http(handler, label, status, seconds)
-        reason = _REJECTIONS.get(status)
-        if reason is not None and (status == 401 or (method == "POST" and path != "/ping")):
+        reason = exchange.context.rejection or _REJECTIONS.get(status)
+        refused = status == 401 or (method == "POST" and path != "/ping")
+        # What the engine took and could not end is counted by how it ended.
+        if reason is not None and refused and not exchange.context.entered:
             self._metrics.count_rejected(reason)
         if path not in self._quiet_paths:
-            request_id = scope["state"]["request_id"]
-            access_logger.info(
+            polled = path in POLLED_PATHS and status in _EXPECTED_OF_POLLED
+            request_id = exchange.context.request_id
+            access_logger.log(
+                logging.DEBUG if polled else logging.INFO,
                 "%s %s %d %.1f ms %s",
                 method,
                 _printable(path),
@@ -89,15 +100,20 @@ class _Exchange:
     """One request's channels, watched."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._scope = scope
         self._receive = receive
         self._send = send
         self._complete = False
         # What is logged when the application fails before it answers.
         self.status = 500
-        given = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
-        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = request_id
+        headers = Headers(scope=scope)
+        given = headers.get(REQUEST_ID_HEADER, "")
+        state = scope.setdefault("state", {})
+        state["request_id"] = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        self.context = RequestContext(
+            state=state,
+            timeout_header=headers.get(TIMEOUT_HEADER),
+            traceparent=headers.get("traceparent"),
+        )
 
     async def receive(self) -> Message:
         message = await self._receive()
@@ -109,8 +125,7 @@ class _Exchange:
         if message["type"] == "http.response.start":
             if self.status != CLIENT_CLOSED_REQUEST:
                 self.status = message["status"]
-            request_id = self._scope["state"]["request_id"]
-            MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
+            MutableHeaders(scope=message)[REQUEST_ID_HEADER] = self.context.request_id
         elif message["type"] == "http.response.body" and not message.get("more_body", False):
             self._complete = True
         await self._send(message)

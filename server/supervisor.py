@@ -11,7 +11,7 @@ from typing import TypeVar
 from octavo.config.engine import EngineConfig
 from octavo.config.server import ServerConfig
 from octavo.engine.core.errors import ConfigurationError, NotReadyError
-from octavo.server.async_engine import AsyncEngine
+from octavo.server.async_engine import AsyncEngine, TimeLimits
 from octavo.server.loaded_engine import LoadedEngine, Loader
 from octavo.server.state import AppState, build_serving
 
@@ -89,7 +89,9 @@ class Supervisor:
             loaded.model.tokenizer,
             state.metrics,
             on_dead=self._on_dead,
-            request_timeout=self._server_config.request_timeout,
+            limits=TimeLimits(
+                self._server_config.queue_timeout, self._server_config.request_timeout
+            ),
             log_requests=self._server_config.enable_log_requests,
         )
         state.serving = build_serving(

@@ -12,7 +12,7 @@ from octavo.server.async_engine import GenerateRequest
 from octavo.server.disconnect import run_until_disconnect
 from octavo.server.middleware import REQUEST_ID_HEADER
 from octavo.server.output_stream import OutputStream
-from octavo.server.protocol.common import GenerationBody
+from octavo.server.protocol.common import GenerationBody, StreamOptions
 from octavo.server.state import AppState, Serving, get_state
 from octavo.server.streaming import ChunkWriter, EventStream, write_events
 from octavo.server.validation.fields import read_fields
@@ -53,6 +53,8 @@ async def generate(
         body = await read_fields(request, lambda _: model)
         if body.request_id is not None and REQUEST_ID_HEADER not in request.headers:
             request.state.request_id = body.request_id
+        if state.config.enable_force_include_usage and body.stream:
+            body = _with_usage(body)
         ticket.resize(num_prompts(body))
         response = await run_until_disconnect(
             request, _respond(state, serving, body, prepare, ticket)
@@ -61,6 +63,12 @@ async def generate(
             # The stream gives the places back at its end.
             held.pop_all()
         return response
+
+
+def _with_usage(body: Body) -> Body:
+    options = body.stream_options or StreamOptions()
+    forced = options.model_copy(update={"include_usage": True})
+    return body.model_copy(update={"stream_options": forced})
 
 
 async def _respond(

@@ -287,6 +287,64 @@ async def test_request_timeout_is_408(serve_app: ServeApp) -> None:
     assert answer.headers["x-should-retry"] == "false"
 
 
+async def test_a_request_that_waited_too_long_is_503_and_no_refusal(serve_app: ServeApp) -> None:
+    async with serve_app(HELLO, queue_timeout=0.05) as served:
+        await served.wait_for(Phase.READY)
+        served.executor.gate.clear()
+        plain, stream = await asyncio.gather(complete(served), complete(served, stream=True))
+        served.executor.gate.set()
+        metrics = (await served.client.get("/metrics")).text
+
+    for answer in (plain, stream):
+        assert (answer.status_code, error_of(answer)["code"]) == (503, "queue_timeout")
+        assert int(answer.headers["retry-after"]) >= 1
+    assert 'requests_timed_out_total{engine="0",model_name="fake",stage="queue"} 2.0' in metrics
+    assert 'requests_rejected_total{engine="0",model_name="fake",reason="not_ready"} 0.0' in metrics
+
+
+@pytest.mark.parametrize(("header", "status"), [("0.05", 408), ("60", 200)])
+async def test_a_client_may_limit_its_own_request(
+    serve_app: ServeApp, header: str, status: int
+) -> None:
+    script = ENDLESS if status == 408 else HELLO
+    async with serve_app(script, request_timeout=30) as served:
+        await served.wait_for(Phase.READY)
+        served.executor.step_seconds = 0.005
+        answer = await served.client.post(
+            "/v1/completions",
+            json=PROMPT | {"max_tokens": 400},
+            headers={"x-request-timeout": header},
+        )
+
+    assert answer.status_code == status
+
+
+@pytest.mark.parametrize("header", ["0", "-1", "nan", "inf", "soon", ""])
+async def test_a_time_limit_that_is_none_is_400(serve_app: ServeApp, header: str) -> None:
+    async with serve_app(HELLO) as served:
+        await served.wait_for(Phase.READY)
+        answer = await served.client.post(
+            "/v1/completions", json=PROMPT, headers={"x-request-timeout": header}
+        )
+
+    assert answer.status_code == 400
+    assert "x-request-timeout" in str(error_of(answer)["message"])
+
+
+@pytest.mark.parametrize("options", [{}, {"stream_options": {"continuous_usage_stats": True}}])
+async def test_usage_can_be_forced_into_streams(
+    serve_app: ServeApp, options: dict[str, object]
+) -> None:
+    async with serve_app(HELLO, enable_force_include_usage=True) as served:
+        await served.wait_for(Phase.READY)
+        answer = await complete(served, stream=True, **options)
+        plain = await complete(served)
+
+    *_, usage, done = answer.text.strip().split("\n\n")
+    assert json.loads(usage.removeprefix("data: "))["usage"] == plain.json()["usage"]
+    assert done == "data: [DONE]"
+
+
 async def test_drain_lets_accepted_requests_end(serve_app: ServeApp) -> None:
     async with serve_app(HELLO) as served:
         await served.wait_for(Phase.READY)
@@ -345,13 +403,26 @@ async def test_the_access_log_leaves_out_what_it_is_told(
     serve_app: ServeApp, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    async with serve_app(HELLO, disable_access_log_for_endpoints=("/health",)) as served:
-        await served.client.get("/health")
+    async with serve_app(HELLO, disable_access_log_for_endpoints=("/version",)) as served:
+        await served.client.get("/version")
         await served.client.get("/version%0d%0aforged")
 
     lines = [r.getMessage() for r in caplog.records if r.name == "octavo.access"]
     assert len(lines) == 1
     assert lines[0].startswith("GET /version??forged 404 ")
+
+
+async def test_polled_paths_are_logged_at_debug_unless_refused(
+    serve_app: ServeApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with serve_app(HELLO, api_key=("k",)) as served:
+        await served.client.get("/health")
+        await served.client.get("/metrics", headers={"Authorization": "Bearer k"})
+        await served.client.get("/metrics")
+
+    levels = [r.levelname for r in caplog.records if r.name == "octavo.access"]
+    assert levels == ["DEBUG", "DEBUG", "INFO"]
 
 
 async def test_docs_can_be_switched_off(serve_app: ServeApp) -> None:

@@ -23,7 +23,7 @@ from octavo.engine.core.errors import (
 from octavo.engine.core.request import FinishReason
 from octavo.engine.core.sampling_params import SamplingParams
 from octavo.engine.output_processor import ChoiceOutput
-from octavo.server.async_engine import AsyncEngine, GenerateRequest
+from octavo.server.async_engine import AsyncEngine, GenerateRequest, TimeLimits
 from octavo.server.metrics import ServerMetrics
 
 EOS = token_id("<|eos|>")
@@ -168,7 +168,7 @@ async def test_a_request_that_waits_can_leave(rig: Open) -> None:
 
 
 async def test_the_time_limit_ends_a_request(rig: Open) -> None:
-    async with rig(ENDLESS, request_timeout=0.05) as r:
+    async with rig(ENDLESS, limits=TimeLimits(total=0.05)) as r:
         r.executor.step_seconds = 0.005
         with pytest.raises(RequestTimeoutError):
             await r.outputs(r.request(max_tokens=400))
@@ -176,6 +176,50 @@ async def test_the_time_limit_ends_a_request(rig: Open) -> None:
 
         assert r.sample("octavo:requests_timed_out_total", stage="run") == 1
         assert r.sample("octavo:client_disconnects_total", stage="run") == 0
+
+
+async def test_a_request_that_waits_too_long_is_ended_and_counted_as_waiting(rig: Open) -> None:
+    async with rig(ENDLESS, limits=TimeLimits(queue=0.1)) as r:
+        r.executor.gate.clear()
+        with pytest.raises(NotReadyError) as caught:
+            await r.outputs(r.request())
+        waiting_tokens = r.engine.num_waiting_tokens()
+        r.executor.gate.set()
+        await r.idle()
+
+        assert (caught.value.code, caught.value.retry_after) == ("queue_timeout", 1)
+        assert waiting_tokens == 0
+        assert r.sample("octavo:requests_timed_out_total", stage="queue") == 1
+
+
+async def test_the_queues_limit_does_not_end_what_runs(rig: Open) -> None:
+    async with rig(HELLO, limits=TimeLimits(queue=0.1)) as r:
+        r.executor.step_seconds = 0.05
+        text = await r.text(r.request())
+
+    assert text == "hello"
+
+
+async def test_a_long_prompt_counts_as_running_from_its_first_chunk_on(rig: Open) -> None:
+    async with rig(HELLO, limits=TimeLimits(queue=0.2)) as r:
+        r.executor.pause_after = 1
+        task = asyncio.create_task(r.text(r.request("a" * 300)))
+        await asyncio.sleep(0.4)
+        r.executor.gate.set()
+        text = await task
+
+    assert text == "hello"
+
+
+async def test_h01_rows_of_nan_are_counted(rig: Open) -> None:
+    async with rig(HELLO) as r:
+        r.executor.poison = {0}
+        with pytest.raises(RequestFailedError):
+            await r.outputs(r.request())
+        with pytest.raises(RequestFailedError):
+            await r.outputs(r.request("a" * 600))
+
+        assert r.sample("octavo:corrupted_requests_total") == 1
 
 
 async def test_a11_a_failed_row_ends_its_request_only(rig: Open) -> None:

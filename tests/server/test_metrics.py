@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from served_app import ServeApp, ServedApp
 
 from octavo.server.lifecycle import Phase
+from octavo.server.metrics import REJECTIONS
 
 HELLO = [*byte_ids("hello"), token_id("<|eos|>")]
 
@@ -27,6 +28,7 @@ EXPECTED = {
     "octavo:requests_rejected",
     "octavo:requests_timed_out",
     "octavo:client_disconnects",
+    "octavo:corrupted_requests",
     "octavo:time_to_first_token_seconds",
     "octavo:inter_token_latency_seconds",
     "octavo:request_time_per_output_token_seconds",
@@ -93,6 +95,23 @@ async def test_g07_gauges_return_to_zero_and_tokens_equal_usage(serve_app: Serve
     assert value(samples, "octavo:generation_tokens_total") == sum(
         u["completion_tokens"] for u in usage
     )
+
+
+async def test_alerts_see_every_label_from_the_start(serve_app: ServeApp) -> None:
+    async with serve_app(HELLO) as served:
+        await served.wait_for(Phase.READY)
+        samples = await scrape(served)
+
+    for name, label, values in (
+        ("request_success", "finished_reason", ("stop", "length", "abort", "error")),
+        ("requests_rejected", "reason", REJECTIONS),
+        ("requests_timed_out", "stage", ("queue", "run")),
+        ("client_disconnects", "stage", ("queue", "run")),
+        ("num_preemptions_by_mode", "mode", ("recompute", "swap")),
+    ):
+        for each in values:
+            assert value(samples, f"octavo:{name}_total", **{label: each}) == 0
+    assert value(samples, "octavo:corrupted_requests_total") == 0
 
 
 async def test_http_metrics_carry_the_routes_pattern(serve_app: ServeApp) -> None:

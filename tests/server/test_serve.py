@@ -194,8 +194,9 @@ def test_a_client_that_goes_away_frees_its_blocks(byte_bpe_dir: Path, stream: bo
 
     def gauge(client: httpx.Client, name: str) -> float:
         text = client.get("/metrics").text
-        [line] = [x for x in text.splitlines() if x.startswith(f"octavo:{name}{{")]
-        return float(line.split()[-1])
+        lines = [x for x in text.splitlines() if x.startswith(f"octavo:{name}{{")]
+        assert lines
+        return sum(float(line.split()[-1]) for line in lines)
 
     def script(client: httpx.Client) -> None:
         wait_until_ready(client)
