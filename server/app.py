@@ -18,7 +18,15 @@ from octavo.server.middleware import (
     BodyLimitMiddleware,
     RequestContextMiddleware,
 )
-from octavo.server.routes import chat, completions, embeddings, health, models, tokenize
+from octavo.server.routes import (
+    chat,
+    completions,
+    embeddings,
+    health,
+    models,
+    responses,
+    tokenize,
+)
 from octavo.server.startup import load_engine
 from octavo.server.state import AppState
 from octavo.server.supervisor import Supervisor
@@ -27,6 +35,7 @@ from octavo.server.version import VERSION
 ROUTERS = (
     completions.router,
     chat.router,
+    responses.router,
     embeddings.router,
     models.router,
     tokenize.router,

@@ -15,6 +15,7 @@ from octavo.engine.core.errors import (
 from octavo.engine.output_processor import ChoiceOutput, TokenRecord
 from octavo.server.async_engine import AsyncEngine, GenerateRequest
 from octavo.server.chat_template import ChatTemplate
+from octavo.server.errors import ErrorAnswer
 from octavo.server.generation import (
     AnswerHead,
     PromptEncoder,
@@ -163,6 +164,10 @@ class ChatChunkWriter:
     def last(self) -> bytes:
         """Return the events that end the stream."""
         return self._frame.last()
+
+    def failed(self, error: ErrorAnswer) -> bytes:
+        """Return the event that ends a stream which breaks off."""
+        return error.event()
 
     def _role_chunk(self, state: _ChunkState) -> bytes:
         more = b""

@@ -12,6 +12,7 @@ from octavo.engine.core.errors import InvalidRequestError
 from octavo.engine.output_processor import ChoiceOutput, TokenRecord
 from octavo.engine.tokenizer import Tokenizer
 from octavo.server.async_engine import AsyncEngine, GenerateRequest
+from octavo.server.errors import ErrorAnswer
 from octavo.server.generation import (
     AnswerHead,
     PromptEncoder,
@@ -163,6 +164,10 @@ class CompletionChunkWriter:
     def last(self) -> bytes:
         """Return the events that end the stream."""
         return self._frame.last()
+
+    def failed(self, error: ErrorAnswer) -> bytes:
+        """Return the event that ends a stream which breaks off."""
+        return error.event()
 
     def _write_choice(self, number: int, output: ChoiceOutput) -> bytes | None:
         state = self._choices[number * self._job.n + output.index]

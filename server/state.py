@@ -18,6 +18,7 @@ from octavo.server.completion_service import CompletionService
 from octavo.server.embedding_service import EmbeddingService
 from octavo.server.lifecycle import Lifecycle
 from octavo.server.metrics import ServerMetrics
+from octavo.server.responses_service import ResponsesService
 from octavo.server.served_model import ServedModel
 
 
@@ -31,6 +32,7 @@ class Serving:
     admission: Admission
     chat: ChatService
     completions: CompletionService
+    responses: ResponsesService
     embeddings: EmbeddingService
 
 
@@ -58,6 +60,7 @@ def build_serving(
     priority_scheduling: bool,
 ) -> Serving:
     """Wire the services around a running engine."""
+    chat = ChatService(engine, model, config, priority_scheduling)
     return Serving(
         engine=engine,
         model=model,
@@ -67,8 +70,9 @@ def build_serving(
             max_queued_tokens=config.max_num_queued_tokens,
             queued_tokens=engine.num_waiting_tokens,
         ),
-        chat=ChatService(engine, model, config, priority_scheduling),
+        chat=chat,
         completions=CompletionService(engine, model, config, priority_scheduling),
+        responses=ResponsesService(chat, model, config, priority_scheduling),
         embeddings=EmbeddingService(engine, model, limits.max_num_seqs),
     )
 

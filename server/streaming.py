@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from octavo.engine.core.errors import OctavoError
 from octavo.engine.output_processor import ChoiceOutput
-from octavo.server.errors import describe_error
+from octavo.server.errors import ErrorAnswer, describe_error
 from octavo.server.generation import AnswerHead
 from octavo.server.output_stream import OutputStream
 from octavo.server.usage import UsageCounter
@@ -84,6 +84,9 @@ class ChunkWriter(Protocol):
     def last(self) -> bytes:
         """Return the events that end the stream."""
 
+    def failed(self, error: ErrorAnswer) -> bytes:
+        """Return the event that ends a stream which breaks off."""
+
 
 async def write_events(
     outputs: OutputStream, writer: ChunkWriter, keep_alive: float
@@ -113,7 +116,8 @@ async def write_events(
 class EventStream(EventSourceResponse):
     """A response that begins with an event at hand, so that earlier errors keep their status.
 
-    `on_close` is awaited exactly once, whatever becomes of the response.
+    `on_close` is awaited exactly once, whatever becomes of the response. `write_error` renders
+    an error that comes later.
     """
 
     def __init__(
@@ -121,9 +125,10 @@ class EventStream(EventSourceResponse):
         first: bytes,
         rest: AsyncGenerator[bytes, None],
         on_close: Callable[[], Awaitable[None]],
+        write_error: Callable[[ErrorAnswer], bytes] = ErrorAnswer.event,
     ) -> None:
         super().__init__(
-            _with_error_event(first, rest),
+            _with_error_event(first, rest, write_error),
             headers={"Cache-Control": "no-cache"},
             ping=0,
             sep="\n",
@@ -139,7 +144,9 @@ class EventStream(EventSourceResponse):
 
 
 async def _with_error_event(
-    first: bytes, rest: AsyncGenerator[bytes, None]
+    first: bytes,
+    rest: AsyncGenerator[bytes, None],
+    write_error: Callable[[ErrorAnswer], bytes],
 ) -> AsyncGenerator[bytes, None]:
     async with contextlib.aclosing(rest):
         yield first
@@ -149,4 +156,4 @@ async def _with_error_event(
         except Exception as error:  # the boundary of a request whose status has been sent
             if not isinstance(error, OctavoError):
                 logger.exception("A stream failed")
-            yield describe_error(error).event()
+            yield write_error(describe_error(error))

@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 
 from octavo.engine.core.errors import InvalidRequestError
 from octavo.engine.core.sampling_params import MAX_CHOICES, MAX_STOP_STRINGS
-from octavo.server.protocol.unsupported import NeutralValues
+from octavo.server.protocol.unsupported import HINTS, NeutralValues
 
 INT64_MAX = 2**63 - 1
 MAX_BAD_WORDS = 128
@@ -91,6 +91,7 @@ class RequestBody(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, validate_default=False)
 
     unsupported: ClassVar[Mapping[str, NeutralValues]] = {}
+    hints: ClassVar[Mapping[str, str]] = HINTS
 
     @classmethod
     def known_fields(cls) -> frozenset[str]:

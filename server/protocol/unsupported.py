@@ -41,13 +41,47 @@ _COMMON: dict[str, NeutralValues] = {
 COMPLETION: dict[str, NeutralValues] = {**_COMMON, "max_completion_tokens": ()}
 CHAT: dict[str, NeutralValues] = {**_COMMON, "tools": ([],)}
 
+RESPONSES: dict[str, NeutralValues] = {
+    **_COMMON,
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "use_beam_search": (False,),
+    "tools": ([],),
+    "truncation": ("disabled",),
+    "previous_response_id": (),
+    "conversation": (),
+    "background": (False,),
+    "prompt": (),
+    "messages": (),
+    "max_tokens": (),
+    "max_completion_tokens": (),
+    "reasoning_effort": (),
+    "n": (1,),
+    "best_of": (1,),
+    "logprobs": (False,),
+    "prompt_logprobs": (),
+    "return_token_ids": (False,),
+}
+RESPONSES_HINTS = {
+    "response_format": " here; use text.format",
+    "previous_response_id": ": nothing is kept between requests; send the whole conversation",
+    "conversation": ": nothing is kept between requests; send the whole conversation",
+    "background": ": nothing is kept between requests",
+    "prompt": " here; use input",
+    "messages": " here; use input",
+    "max_tokens": " here; use max_output_tokens",
+    "max_completion_tokens": " here; use max_output_tokens",
+    "reasoning_effort": " here; use reasoning.effort",
+    "logprobs": " here; use include or top_logprobs",
+}
+
 _SWITCHES = {"mirostat_": "mirostat", "dry_": "dry_multiplier", "xtc_": "xtc_probability"}
 """Prefix of the settings of a sampler -> the field whose neutral value turns it off.
 
 Clients that send all their defaults send the settings beside a neutral switch.
 """
 
-_HINTS = {
+HINTS = {
     "guided_json": "; use structured_outputs",
     "guided_regex": "; use structured_outputs",
     "guided_choice": "; use structured_outputs",
@@ -56,8 +90,15 @@ _HINTS = {
 }
 
 
-def check_unsupported(given: Mapping[str, Any], unsupported: Mapping[str, NeutralValues]) -> None:
-    """Raise UnsupportedParameterError for the first field of `given` that is not neutral."""
+def check_unsupported(
+    given: Mapping[str, Any],
+    unsupported: Mapping[str, NeutralValues],
+    hints: Mapping[str, str],
+) -> None:
+    """Raise UnsupportedParameterError for the first field of `given` that is not neutral.
+
+    `hints` end the message of some fields.
+    """
     for name, value in given.items():
         neutral = unsupported.get(name)
         if neutral is not None:
@@ -65,7 +106,7 @@ def check_unsupported(given: Mapping[str, Any], unsupported: Mapping[str, Neutra
         else:
             refused = _is_setting_of_active_sampler(name, given, unsupported)
         if refused:
-            hint = _HINTS.get(name, "")
+            hint = hints.get(name, "")
             raise UnsupportedParameterError(f"`{name}` is not supported{hint}", name)
 
 

@@ -81,8 +81,9 @@ async def _respond(
         if not body.stream:
             return Response(await job.answer(outputs), media_type="application/json")
         held.callback(ticket.release)
-        events = write_events(outputs, job.writer(), state.config.sse_keep_alive)
+        writer = job.writer()
+        events = write_events(outputs, writer, state.config.sse_keep_alive)
         held.push_async_callback(events.aclose)
         # An error before anything was sent is raised here and keeps its status.
         first = await anext(events)
-        return EventStream(first, events, held.pop_all().aclose)
+        return EventStream(first, events, held.pop_all().aclose, writer.failed)

@@ -49,6 +49,7 @@ _TEXTS = {
 _NESTED_NAMES = {
     *("role", "content", "type", "text", "name", "tool_calls", "function", "arguments", "id"),
     *("tool_call_id", "include_usage", "continuous_usage_stats"),
+    *("call_id", "output", "refusal", "summary", "format", "effort"),
 }
 """Field names that may follow in a path; anything else in there may be the client's own key."""
 
@@ -74,7 +75,7 @@ def validate_fields(model: type[Body], body: Mapping[str, Any]) -> Body:
     A null field is absent. Unknown fields are left out and logged once per name.
     """
     given = {name: value for name, value in body.items() if value is not None}
-    check_unsupported(given, model.unsupported)
+    check_unsupported(given, model.unsupported, model.hints)
     _log_unknown(model, given)
     try:
         return model.model_validate(given)
