@@ -197,13 +197,16 @@ class KVCacheManager:
         table.num_cached_blocks = num_full
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Let `child` share all blocks of `parent`, the partly filled last one included."""
+        """Let `child` share all blocks of `parent`, the partly filled last one included.
+
+        All that `parent` has computed, `child` must begin with.
+        """
         source = self._tables[parent.seq_id]
         table = self._new_table(child)
         for block in source.blocks:
             self._pool.share(block)
         table.blocks = list(source.blocks)
-        table.keys = list(source.keys)
+        table.keys = source.keys[: parent.num_computed_tokens // self.block_size]
         table.node = source.node
         table.num_cached_blocks = source.num_cached_blocks
         # Both now have to look before they write into the last block.

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from octavo.engine.core.pooling import Embedding
 
@@ -19,6 +20,17 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...]
 
 
+class BeamCandidate(NamedTuple):
+    """A continuation of a beam: the id and its log-softmax after masks and bias.
+
+    `record` is what is reported of the id, where log-probabilities are asked for.
+    """
+
+    token_id: int
+    logprob: float
+    record: TokenLogprobs | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class ModelOutput:
     """Results per seq_id.
@@ -29,6 +41,8 @@ class ModelOutput:
     this step, in order, where asked for.
     `embeddings`: vectors of sequences with `sample` that asked for pooling; they
     have no entry in `sampled`.
+    `candidates`: the likeliest continuations of beams with `sample`, best first; they have no
+    entry in `sampled`, since the scheduler chooses.
     `failed`: sequences whose row could not be used (NaN logits), with a reason; they have no
     entry in `sampled`.
     """
@@ -38,3 +52,4 @@ class ModelOutput:
     prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     failed: Mapping[int, str] = field(default_factory=dict)
     embeddings: Mapping[int, Embedding] = field(default_factory=dict)
+    candidates: Mapping[int, tuple[BeamCandidate, ...]] = field(default_factory=dict)

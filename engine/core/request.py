@@ -12,6 +12,7 @@ class SequenceStatus(StrEnum):
 
     WAITING = "waiting"
     RUNNING = "running"
+    SWAPPED = "swapped"
     FINISHED = "finished"
 
 
@@ -27,6 +28,9 @@ class FinishReason(StrEnum):
 _LEGAL_MOVES = {
     (SequenceStatus.WAITING, SequenceStatus.RUNNING),
     (SequenceStatus.RUNNING, SequenceStatus.WAITING),
+    (SequenceStatus.RUNNING, SequenceStatus.SWAPPED),
+    (SequenceStatus.SWAPPED, SequenceStatus.RUNNING),
+    (SequenceStatus.SWAPPED, SequenceStatus.FINISHED),
     (SequenceStatus.WAITING, SequenceStatus.FINISHED),
     (SequenceStatus.RUNNING, SequenceStatus.FINISHED),
 }
@@ -96,13 +100,17 @@ class Sequence:
         assert self.num_computed_tokens <= self.num_tokens
 
     def run(self) -> None:
-        """WAITING -> RUNNING."""
+        """WAITING or SWAPPED -> RUNNING."""
         self._move(SequenceStatus.RUNNING)
 
     def preempt(self) -> None:
         """RUNNING -> WAITING; the tokens stay, their K and V are given up."""
         self._move(SequenceStatus.WAITING)
         self.num_computed_tokens = 0
+
+    def swap_out(self) -> None:
+        """RUNNING -> SWAPPED; the K and V of its tokens wait in host memory."""
+        self._move(SequenceStatus.SWAPPED)
 
     def finish(self, reason: FinishReason, stop_reason: int | None = None) -> None:
         """End the sequence. `stop_reason` is the client's stop id that matched, if one did."""
@@ -148,7 +156,10 @@ class Request:
 
     @property
     def unborn_choices(self) -> list[int]:
-        """Open choices that have no sequence yet: those before the fork."""
-        if len(self.sequences) == len(self.open_choices):
+        """Open choices that have no sequence yet: those before the fork.
+
+        None in a beam search, whose sequences are no choices.
+        """
+        if self.params.use_beam_search or len(self.sequences) == len(self.open_choices):
             return []
         return sorted(self.open_choices - {sequence.index for sequence in self.sequences})

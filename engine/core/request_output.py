@@ -20,6 +20,8 @@ class SequenceDelta(NamedTuple):
     `scheduled_time` is the `time.monotonic()` second at which the request first ran; None before.
     `prompt_logprobs` arrives once, on the first delta of choice 0, where asked for.
     `embedding` is on the terminal delta of a request that asked for pooling.
+    A choice of a beam search has one delta, with all its ids, the sum of their log-probabilities
+    as `cumulative_logprob`, and its `score`; choice 0 is the best.
     """
 
     request_id: str
@@ -33,6 +35,8 @@ class SequenceDelta(NamedTuple):
     num_cached_tokens: int = 0
     scheduled_time: float | None = None
     embedding: Embedding | None = None
+    cumulative_logprob: float | None = None
+    score: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

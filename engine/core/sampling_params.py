@@ -1,7 +1,7 @@
 """What one request asks of the sampler and of the end of its text."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from octavo.engine.core.errors import InvalidRequestError
@@ -9,6 +9,8 @@ from octavo.engine.core.pooling import Pooling
 
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 64
+# Beyond it a power of the length leaves the range of floating point.
+MAX_LENGTH_PENALTY = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +22,8 @@ class SamplingParams:
     of best alternatives wanted per token; 0 asks for the token's own value only, None for nothing.
     `bad_words_token_ids` holds the token sequences that must not be produced. `pooling` asks for
     an embedding of the prompt instead of tokens; `max_tokens` is 0 then.
+    `use_beam_search` asks for the `n` best texts of a search with `best_of` or `n` beams; a text's
+    score is the sum of its log-probabilities / length ** `length_penalty`. Nothing is drawn then.
     """
 
     max_tokens: int
@@ -46,6 +50,8 @@ class SamplingParams:
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     pooling: Pooling | None = None
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
 
     def __post_init__(self) -> None:
         _check_range("max_tokens", self.max_tokens, 0, None)
@@ -69,11 +75,33 @@ class SamplingParams:
             raise InvalidRequestError(f"stop takes at most {MAX_STOP_STRINGS} strings", "stop")
         if "" in self.stop:
             raise InvalidRequestError("stop must not hold an empty string", "stop")
+        _check_range("length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
+        if self.use_beam_search:
+            self._check_beam_search()
+
+    def _check_beam_search(self) -> None:
+        for name, changed in (
+            ("presence_penalty", self.presence_penalty != 0),
+            ("frequency_penalty", self.frequency_penalty != 0),
+            ("repetition_penalty", self.repetition_penalty != 1),
+        ):
+            if changed:
+                raise InvalidRequestError(f"{name} cannot be combined with beam search", name)
 
     @property
     def num_sequences(self) -> int:
-        """How many sequences the engine generates for the request."""
+        """How many choices come out of the engine for the request."""
+        return self.n if self.best_of is None or self.use_beam_search else self.best_of
+
+    @property
+    def beam_width(self) -> int:
+        """How many beams a search keeps."""
         return self.n if self.best_of is None else self.best_of
+
+    def num_beam_candidates(self, eos_token_ids: Collection[int]) -> int:
+        """How many continuations a search looks at: enough that all beams go on whatever ends."""
+        ends = {*self.stop_token_ids, *(() if self.ignore_eos else eos_token_ids)}
+        return max(2, 1 + len(ends)) * self.beam_width
 
     @property
     def needs_whole_prompt(self) -> bool:

@@ -40,7 +40,9 @@ class ScheduledSequence:
     table from entry `block_offset` on (for a NewSequence they are in its table already and this is
     empty); an offset below the table's length replaces an entry after a copy-on-write.
     `sample` says that the step reaches the last known token, so that an id is drawn; then each of
-    `forks` draws one from the same logits too.
+    `forks` draws one from the same logits too. A beam gets candidates instead of an id.
+    `new_token_ids` are known ids that were chosen elsewhere and come after those that the worker
+    knows: how a beam goes on.
     """
 
     seq_id: int
@@ -49,6 +51,7 @@ class ScheduledSequence:
     new_block_ids: tuple[int, ...]
     sample: bool
     forks: tuple[Fork, ...] = ()
+    new_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from octavo.config.scheduler import SchedulerConfig
 from octavo.engine.cache.kv_cache_manager import KVCacheManager
 from octavo.engine.core.limits import EngineLimits
 from octavo.engine.core.request import Sequence
+from octavo.engine.scheduler.beam_groups import BeamGroups
 from octavo.engine.scheduler.open_sequences import OpenSequences
 from octavo.engine.scheduler.outbox import Outbox
 from octavo.engine.scheduler.step_plan import StepPlan, chunk_size
@@ -36,12 +37,14 @@ class Admission:
         limits: EngineLimits,
         kv_cache: KVCacheManager,
         open_sequences: OpenSequences,
+        beams: BeamGroups,
         outbox: Outbox,
     ) -> None:
         self._chunk_threshold = config.long_prefill_token_threshold
         self._num_reserved_blocks = -(-limits.num_blocks // RESERVED_SHARE)
         self._kv_cache = kv_cache
         self._open = open_sequences
+        self._beams = beams
         self._outbox = outbox
         self.num_cache_queries = 0
         self.num_cache_hits = 0
@@ -77,18 +80,19 @@ class Admission:
         only its first chunk: a prompt cut off half way would be computed for nothing. Alone it
         always fits.
         """
-        kv_cache, running = self._kv_cache, self._open.running
-        num_kept = self._num_reserved_blocks + plan.num_owed_blocks if len(running) else 0
-        if kv_cache.num_free_blocks <= num_kept:
+        kv_cache = self._kv_cache
+        num_kept = self._num_kept_blocks(plan) + self._beams.num_parked_blocks(sequence)
+        rows = self._beams.num_rows(sequence)
+        if kv_cache.num_free_blocks <= num_kept or self._open.num_free_rows < rows:
             return False
+        target = self._beams.target(sequence)
         hits = [] if needs_whole_prompt(sequence) else kv_cache.get_computed_blocks(sequence)
         if kv_cache.awaits_block(sequence):
             return False
+        del hits[(target - 1) // kv_cache.block_size :]
         num_hit_tokens = len(hits) * kv_cache.block_size
-        num_wanted = sequence.num_tokens - num_hit_tokens
-        others = len(self._open.waiting) > 1 and self._open.num_free_rows > 1
-        num_tokens = chunk_size(num_wanted, plan.budget, int(others), self._chunk_threshold)
-        num_later_blocks = kv_cache.blocks_for(sequence.num_tokens) - kv_cache.blocks_for(
+        num_tokens = self._chunk_size(plan, target - num_hit_tokens)
+        num_later_blocks = kv_cache.blocks_for(target) - kv_cache.blocks_for(
             num_hit_tokens + num_tokens
         )
         allocation = kv_cache.allocate_slots(
@@ -98,12 +102,22 @@ class Admission:
             return False
         self._open.waiting.remove(sequence)
         self._open.run(sequence)
+        self._beams.reserve_rows()
         sequence.advance(num_hit_tokens)
         kv_cache.announce(sequence)
         self._note_start(sequence, num_hit_tokens)
         plan.add(sequence, num_tokens, allocation)
-        plan.num_owed_blocks += num_later_blocks
+        plan.num_owed_blocks += num_later_blocks + self._beams.num_parked_blocks(sequence)
         return True
+
+    def _num_kept_blocks(self, plan: StepPlan) -> int:
+        """Blocks that a newcomer must leave free."""
+        running = len(self._open.running) > 0
+        return self._num_reserved_blocks + plan.num_owed_blocks if running else 0
+
+    def _chunk_size(self, plan: StepPlan, num_wanted: int) -> int:
+        others = len(self._open.waiting) > 1 and self._open.num_free_rows > 1
+        return chunk_size(num_wanted, plan.budget, int(others), self._chunk_threshold)
 
     def _note_start(self, sequence: Sequence, num_hit_tokens: int) -> None:
         whole = needs_whole_prompt(sequence)

@@ -24,11 +24,19 @@ class Batch:
         self._removed: list[int] = []
         # A plain decode is the same item step after step, so it is made once.
         self._decode_items: dict[int, ScheduledSequence] = {}
+        # Ids of beams that the worker does not know yet.
+        self._unsent: dict[int, tuple[int, ...]] = {}
         self.num_steps = 0
+
+    def send_tokens(self, sequence: Sequence, token_ids: tuple[int, ...]) -> None:
+        """Tell the worker of ids that it did not draw itself, with the sequence's next item."""
+        if sequence.seq_id in self._rows:
+            self._unsent[sequence.seq_id] = token_ids
 
     def remove(self, sequence: Sequence) -> None:
         """Free the row of a sequence, if it has one."""
         self._decode_items.pop(sequence.seq_id, None)
+        self._unsent.pop(sequence.seq_id, None)
         if sequence.seq_id in self._rows:
             self._rows.remove(sequence.seq_id)
             self._removed.append(sequence.seq_id)
@@ -58,6 +66,7 @@ class Batch:
         """Assert that only `running` sequences hold rows."""
         assert self._rows <= running
         assert set(self._decode_items) <= self._rows
+        assert set(self._unsent) <= self._rows
 
     def _new_sequence(self, sequence: Sequence) -> NewSequence:
         return NewSequence(
@@ -83,7 +92,9 @@ class Batch:
             new_block_ids=allocation.new_block_ids,
             sample=sample,
             forks=plan_forks(sequence) if first else (),
+            new_token_ids=self._unsent.pop(sequence.seq_id, ()),
         )
-        if sample and not first and num_tokens == 1 and allocation is UNCHANGED:
+        repeats = not (first or sequence.request.params.use_beam_search)
+        if sample and repeats and num_tokens == 1 and allocation is UNCHANGED:
             self._decode_items[sequence.seq_id] = item
         return item

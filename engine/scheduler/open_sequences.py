@@ -1,5 +1,7 @@
 """Where each open sequence stands, and that all it holds comes back when it leaves."""
 
+from collections.abc import Sequence as SequenceOf
+
 from octavo.engine.cache.kv_cache_manager import KVCacheManager
 from octavo.engine.core.request import FinishReason, Request, Sequence, SequenceStatus
 from octavo.engine.scheduler.batch import Batch
@@ -9,14 +11,20 @@ _RUNNING = SequenceStatus.RUNNING
 
 
 class OpenSequences:
-    """Open requests with their sequences, each of which is running or waits."""
+    """Open requests with their sequences: each runs, waits in the queue, or is parked.
+
+    A parked beam waits too, and another one of its group stands in the queue for it.
+    `num_reserved_rows` are kept for beams to come.
+    """
 
     def __init__(self, order: Order, kv_cache: KVCacheManager, max_num_seqs: int) -> None:
         self.requests: dict[str, Request] = {}
         self.by_id: dict[int, Sequence] = {}
         self.running = OrderedSequences(order)
         self.waiting = WaitingQueue(order)
+        self.parked: dict[int, Sequence] = {}
         self.batch = Batch(kv_cache)
+        self.num_reserved_rows = 0
         self._kv_cache = kv_cache
         self._max_num_seqs = max_num_seqs
         self._next_seq_id = 0
@@ -25,7 +33,7 @@ class OpenSequences:
     @property
     def num_free_rows(self) -> int:
         """How many more sequences may run."""
-        return self._max_num_seqs - len(self.running)
+        return self._max_num_seqs - len(self.running) - self.num_reserved_rows
 
     def add_request(self, request: Request) -> None:
         """Open a request and note its place in the order of arrival."""
@@ -34,9 +42,12 @@ class OpenSequences:
         self._next_number += 1
         self.requests[request.request_id] = request
 
-    def new_sequence(self, request: Request, index: int) -> Sequence:
-        """Make choice `index` of a request; it waits for nothing yet."""
-        sequence = Sequence(self._next_seq_id, request, index, request.prompt_token_ids)
+    def new_sequence(
+        self, request: Request, index: int, token_ids: SequenceOf[int] | None = None
+    ) -> Sequence:
+        """Make a sequence over the prompt, or over all that a beam knows; it stands nowhere yet."""
+        known = request.prompt_token_ids if token_ids is None else token_ids
+        sequence = Sequence(self._next_seq_id, request, index, known)
         self._next_seq_id += 1
         request.sequences.append(sequence)
         self.by_id[sequence.seq_id] = sequence
@@ -58,7 +69,7 @@ class OpenSequences:
         """End a sequence and give back all that it holds."""
         if sequence.status is _RUNNING:
             self.stop(sequence)
-        else:
+        elif self.parked.pop(sequence.seq_id, None) is None:
             self.waiting.remove(sequence)
         sequence.finish(reason, stop_reason)
         sequence.request.sequences.remove(sequence)
@@ -79,7 +90,11 @@ class OpenSequences:
         running, waiting = self.running.snapshot(), self.waiting.snapshot()
         assert self.num_free_rows >= 0
         assert all(sequence.status is _RUNNING for sequence in running)
-        assert all(sequence.status is SequenceStatus.WAITING for sequence in waiting)
+        waiting += self.parked.values()
+        assert all(
+            sequence.status in (SequenceStatus.WAITING, SequenceStatus.SWAPPED)
+            for sequence in waiting
+        )
         open_ids = {sequence.seq_id for sequence in running + waiting}
         assert open_ids == set(self.by_id) and len(open_ids) == len(running) + len(waiting)
         self.batch.check_integrity({sequence.seq_id for sequence in running})

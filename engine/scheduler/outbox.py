@@ -18,6 +18,10 @@ class EndRules:
         self._eos_token_ids = frozenset(limits.eos_token_ids)
         self._max_model_len = limits.max_model_len
 
+    def num_candidates(self, params: SamplingParams) -> int:
+        """How many continuations a beam search looks at in a step."""
+        return params.num_beam_candidates(self._eos_token_ids)
+
     def end_of_text(
         self, params: SamplingParams, token_id: int, num_prompt_tokens: int, num_tokens: int
     ) -> tuple[FinishReason | None, int | None]:

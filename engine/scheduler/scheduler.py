@@ -10,6 +10,7 @@ from octavo.engine.core.request import FinishReason, Request, Sequence, Sequence
 from octavo.engine.core.request_output import EngineStats, SequenceDelta
 from octavo.engine.core.scheduler_output import Fork, SchedulerOutput
 from octavo.engine.scheduler.admission import Admission
+from octavo.engine.scheduler.beam_groups import BeamGroups
 from octavo.engine.scheduler.open_sequences import OpenSequences
 from octavo.engine.scheduler.outbox import EndRules, Outbox
 from octavo.engine.scheduler.queue import ORDERS
@@ -37,7 +38,8 @@ class Scheduler:
         self._outbox = Outbox()
         order = ORDERS[config.scheduling_policy]
         self._open = OpenSequences(order, kv_cache, limits.max_num_seqs)
-        self._admission = Admission(config, limits, kv_cache, self._open, self._outbox)
+        self._beams = BeamGroups(kv_cache, self._open, self._outbox)
+        self._admission = Admission(config, limits, kv_cache, self._open, self._beams, self._outbox)
         # Choices that will draw their first token from the row of this step, by their parent.
         self._children: dict[int, list[Sequence]] = {}
         self._num_preemptions = 0
@@ -48,7 +50,10 @@ class Scheduler:
     def add_request(self, request: Request) -> None:
         """Queue a request. It must fit the limits, and its id must not be open."""
         self._open.add_request(request)
-        self._open.waiting.add(self._open.new_sequence(request, index=0))
+        first = self._open.new_sequence(request, index=0)
+        if request.params.use_beam_search:
+            self._beams.begin(request, first, self._ends)
+        self._open.waiting.add(first)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """End all choices of a request, or one; unknown or finished ones are left alone."""
@@ -98,37 +103,39 @@ class Scheduler:
             num_wanted = sequence.num_tokens - sequence.num_computed_tokens
             if num_wanted > 1:
                 prefills.append(sequence)
-            elif sequence.status is _RUNNING:
+            elif num_wanted == 1 and sequence.status is _RUNNING:  # a beam may want nothing
                 self._schedule_next(plan, sequence, 1)
         for position, sequence in enumerate(prefills):
             if plan.budget == 0:
                 break
             if sequence.status is _RUNNING:
                 num_others = len(prefills) - 1 - position + self._admission.is_possible
-                num_wanted = sequence.num_tokens - sequence.num_computed_tokens
+                num_wanted = self._beams.target(sequence) - sequence.num_computed_tokens
                 num_tokens = chunk_size(num_wanted, plan.budget, num_others, self._chunk_threshold)
                 self._schedule_next(plan, sequence, num_tokens)
             if sequence.status is _RUNNING:
                 plan.num_owed_blocks += self._kv_cache.num_missing_blocks(sequence)
+                plan.num_owed_blocks += self._beams.num_parked_blocks(sequence)
 
     def _schedule_next(self, plan: StepPlan, sequence: Sequence, num_tokens: int) -> None:
         allocation = self._kv_cache.allocate_slots(sequence, num_tokens)
         while allocation is None:
-            victim = self._open.running.last
-            self._preempt(plan, victim)
-            if victim is sequence:
+            self._preempt(plan, self._open.running.last)
+            if sequence.status is not _RUNNING:
                 return
             allocation = self._kv_cache.allocate_slots(sequence, num_tokens)
         plan.add(sequence, num_tokens, allocation)
 
     def _preempt(self, plan: StepPlan, victim: Sequence) -> None:
-        plan.drop(victim)
-        self._open.stop(victim)
-        self._kv_cache.free(victim)
-        self._outbox.prompt_logprobs.pop(victim.seq_id, None)
-        victim.preempt()
-        self._open.waiting.add(victim)
-        self._num_preemptions += 1
+        members = self._beams.members(victim)
+        for member in members:
+            plan.drop(member)
+            self._open.stop(member)
+            self._kv_cache.free(member)
+            self._outbox.prompt_logprobs.pop(member.seq_id, None)
+            member.preempt()
+            self._num_preemptions += 1
+        self._open.waiting.add(self._beams.suspend(members))
 
     def _plan_forks(self, parent: Sequence) -> tuple[Fork, ...]:
         request = parent.request
@@ -141,9 +148,11 @@ class Scheduler:
 
     def update_from_output(self, plan: SchedulerOutput, output: ModelOutput) -> list[SequenceDelta]:
         """Take in the results of a step; return all deltas since the last call."""
-        by_id = self._open.by_id
+        by_id, candidates = self._open.by_id, output.candidates
         for item in plan.scheduled:
-            sequence = by_id[item.seq_id]
+            sequence = by_id.get(item.seq_id)
+            if sequence is None:  # a beam that ended with another one of its group
+                continue
             failure = output.failed.get(item.seq_id) if output.failed else None
             if failure is None:
                 self._advance(sequence, item.num_tokens, output)
@@ -151,6 +160,8 @@ class Scheduler:
                 self._place_children(sequence)
             if failure is not None:
                 self._fail(sequence, failure, item.forks)
+            elif item.seq_id in candidates:
+                self._beams.collect(sequence, candidates[item.seq_id])
             elif item.sample:
                 self._accept(sequence, output)
                 for fork in item.forks:
@@ -165,6 +176,8 @@ class Scheduler:
         sequence.advance(num_tokens)
         if sequence.num_computed_tokens % self._kv_cache.block_size < num_tokens:
             self._kv_cache.cache_full_blocks(sequence)
+        if self._open.parked:
+            self._beams.grow_trunk(sequence)
         if self._outbox.prompt_logprobs:
             buffer = self._outbox.prompt_logprobs.get(sequence.seq_id, [])
             buffer.extend(output.prompt_logprobs.get(sequence.seq_id, ()))
@@ -227,7 +240,10 @@ class Scheduler:
     def _fail(self, sequence: Sequence, reason: str, forks: SequenceOf[Fork]) -> None:
         """End a sequence whose row could not be used, and the choices that hang on that row."""
         request = sequence.request
-        indices = {sequence.index, *(fork.index for fork in forks), *request.unborn_choices}
+        if request.params.use_beam_search:
+            indices = request.open_choices
+        else:
+            indices = {sequence.index, *(fork.index for fork in forks), *request.unborn_choices}
         self._end_choices(request, sorted(indices), FinishReason.ERROR, reason)
 
     def _end_choices(
@@ -238,7 +254,8 @@ class Scheduler:
         error: str | None = None,
     ) -> None:
         """End choices without a new id, those too that never got as far as the fork."""
-        born = {sequence.index: sequence for sequence in request.sequences}
+        beams = request.params.use_beam_search
+        born = {} if beams else {sequence.index: sequence for sequence in request.sequences}
         for index in indices:
             sequence = born.get(index)
             num_cached_tokens = 0 if sequence is None else sequence.num_cached_tokens
@@ -249,6 +266,8 @@ class Scheduler:
                 self._open.close_choice(request, index)
             else:
                 self._close(sequence, reason)
+        if beams and request.finished:
+            self._beams.drop(request)
 
     def _close(
         self, sequence: Sequence, reason: FinishReason, stop_reason: int | None = None
@@ -278,6 +297,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Assert that queue, running sequences, requests and blocks agree; between steps only."""
         self._open.check_integrity()
+        self._beams.check_integrity()
         assert not self._children
         assert all(
             self._open.by_id[seq_id].status is _RUNNING for seq_id in self._outbox.prompt_logprobs

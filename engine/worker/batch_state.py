@@ -25,6 +25,7 @@ class BatchState:
     temperature      float32 [R]   min_p, top_p float64 [R]   top_k int64 [R], 0 is off
     greedy           bool [R]      filtered bool [R]: min_p, top_k or top_p narrow the draw
     seeds, choices   int64 [R]     name the random stream
+    num_candidates   int64 [R]     continuations wanted for a beam; 0 for what is no beam
     logprobs, prompt_logprobs  int64 [R]  alternatives wanted per token; -1 for nothing
     """
 
@@ -50,6 +51,7 @@ class BatchState:
         self.filtered = np.zeros(max_num_seqs, np.bool_)
         self.seeds = np.zeros(max_num_seqs, np.int64)
         self.choices = np.zeros(max_num_seqs, np.int64)
+        self.num_candidates = np.zeros(max_num_seqs, np.int64)
         self.logprobs = np.full(max_num_seqs, -1, np.int64)
         self.prompt_logprobs = np.full(max_num_seqs, -1, np.int64)
         self.adjustments: list[LogitAdjustments | None] = [None] * max_num_seqs
@@ -63,7 +65,12 @@ class BatchState:
         rows = self._rows
         return np.array([rows[seq_id] for seq_id in seq_ids], np.int64)
 
-    def add(self, sequence: NewSequence, adjustments: LogitAdjustments | None) -> None:
+    def add(
+        self,
+        sequence: NewSequence,
+        adjustments: LogitAdjustments | None,
+        num_candidates: int = 0,
+    ) -> None:
         """Gives `sequence` a row."""
         assert sequence.seq_id not in self._rows, sequence.seq_id
         row = self._free.pop()
@@ -80,6 +87,7 @@ class BatchState:
         self.seeds[row] = sequence.seed
         self.choices[row] = sequence.index
         self._set_params(row, sequence.params)
+        self.num_candidates[row] = num_candidates
         self.adjustments[row] = adjustments
 
     def remove(self, seq_id: int) -> None:
@@ -115,7 +123,7 @@ class BatchState:
         self.min_p[row] = params.min_p
         self.top_k[row] = top_k
         self.top_p[row] = params.top_p
-        self.greedy[row] = params.greedy
+        self.greedy[row] = params.greedy or params.use_beam_search
         self.filtered[row] = top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
         self.logprobs[row] = -1 if params.logprobs is None else params.logprobs
         self.prompt_logprobs[row] = -1 if params.prompt_logprobs is None else params.prompt_logprobs

@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.engine.attention.metadata import ForwardBatch, KVCacheLayout
-from octavo.engine.core.model_output import ModelOutput, TokenLogprobs
+from octavo.engine.core.model_output import BeamCandidate, ModelOutput, TokenLogprobs
 from octavo.engine.core.scheduler_output import NewSequence, ScheduledSequence, SchedulerOutput
 from octavo.engine.worker.adjustments import make_adjustments
 from octavo.engine.worker.batch_state import BatchState
+from octavo.engine.worker.beam_candidates import beam_candidates
 from octavo.engine.worker.input_batch import (
     DrawBatch,
     StepRows,
@@ -106,27 +107,36 @@ class ModelRunner:
             if item.new_block_ids:
                 (row,) = self._state.rows_of((item.seq_id,)).tolist()
                 self._state.set_blocks(row, item.block_offset, item.new_block_ids)
+            for token_id in item.new_token_ids:
+                self._state.append(self._state.rows_of((item.seq_id,)), np.array([token_id]))
 
     def _add(self, sequence: NewSequence) -> None:
         limits = self.limits
         adjustments = make_adjustments(
             sequence.params, limits.eos_token_ids, limits.vocab_size, self._device
         )
-        self._state.add(sequence, adjustments)
+        params = sequence.params
+        wanted = params.num_beam_candidates(limits.eos_token_ids) if params.use_beam_search else 0
+        self._state.add(sequence, adjustments, wanted)
         self._pooler.add(sequence)
 
     def _sample(self, logits: Tensor, draws: DrawBatch, read: ModelOutput) -> ModelOutput:
-        """Adds the draws to what was read off the hidden states."""
-        sampled = self._sampler.sample(logits, self._state, draws)
-        # Forks get rows of their own when they are scheduled.
-        self._state.append(draws.rows, sampled.token_ids[draws.own])
+        """Adds the draws, and the candidates of beams, to what was read off the hidden states."""
+        state = self._state
+        beams = np.flatnonzero(state.num_candidates[draws.rows])
+        found = self._find_candidates(logits, beams, draws)
+        sampled = self._sampler.sample(logits, state, draws)
+        # Forks get rows of their own when they are scheduled, and beams are told how they go on.
+        drawn = np.flatnonzero(state.num_candidates[draws.rows] == 0)
+        state.append(draws.rows[drawn], sampled.token_ids[draws.own[drawn]])
         failed = {**read.failed}
         failed |= {draws.seq_ids[draw]: reason for draw, reason in sampled.failed.items()}
+        failed |= {seq_id: item for seq_id, item in found.items() if isinstance(item, str)}
         return ModelOutput(
             sampled={
                 seq_id: (token_id,)
                 for seq_id, token_id in zip(draws.seq_ids, sampled.token_ids.tolist(), strict=True)
-                if seq_id not in failed
+                if seq_id not in failed and seq_id not in found
             },
             logprobs={
                 draws.seq_ids[draw]: (record,)
@@ -136,7 +146,23 @@ class ModelRunner:
             prompt_logprobs=read.prompt_logprobs,
             failed=failed,
             embeddings=read.embeddings,
+            candidates={
+                seq_id: item
+                for seq_id, item in found.items()
+                if seq_id not in failed and not isinstance(item, str)
+            },
         )
+
+    def _find_candidates(
+        self, logits: Tensor, beams: NDArray[np.int64], draws: DrawBatch
+    ) -> dict[int, tuple[BeamCandidate, ...] | str]:
+        """Candidates by seq_id of the rows `beams` of the logits, or why there are none."""
+        if not beams.size:
+            return {}
+        chosen = logits[torch.from_numpy(beams).to(self._device), : self.limits.vocab_size]
+        found = beam_candidates(chosen, self._state, draws.rows[beams])
+        seq_ids = [draws.seq_ids[own] for own in draws.own[beams].tolist()]
+        return dict(zip(seq_ids, found, strict=True))
 
     def _score_prompts(
         self, scheduled: Sequence[ScheduledSequence], step: StepRows, hidden: Tensor

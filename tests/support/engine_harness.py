@@ -69,7 +69,11 @@ class Harness:
             eos_token_ids=sizes.eos_token_ids,
         )
         self.executor = SimulatedExecutor(
-            sizes.num_blocks, sizes.block_size, sizes.max_num_seqs, VOCAB_SIZE
+            sizes.num_blocks,
+            sizes.block_size,
+            sizes.max_num_seqs,
+            VOCAB_SIZE,
+            sizes.eos_token_ids,
         )
         config = EngineConfig(
             load=LoadConfig(seed=seed),

@@ -10,7 +10,7 @@ chunks, hits, forks or preemption.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from octavo.engine.core.model_output import ModelOutput, TokenLogprobs
+from octavo.engine.core.model_output import BeamCandidate, ModelOutput, TokenLogprobs
 from octavo.engine.core.sampling_params import SamplingParams
 from octavo.engine.core.scheduler_output import NewSequence, ScheduledSequence, SchedulerOutput
 
@@ -45,6 +45,49 @@ def solo_text(
     return ids[len(prompt) :]
 
 
+def continuations(fingerprint: int, count: int, vocab_size: int) -> list[tuple[int, float]]:
+    """(id, log-probability) of the `count` likeliest ids after a history, best first."""
+    found: dict[int, float] = {}
+    number = 0
+    while len(found) < count:
+        number += 1
+        token = hash((fingerprint, number)) % vocab_size
+        found.setdefault(token, -0.3 * number - hash((fingerprint, token)) % 100 / 100)
+    return sorted(found.items(), key=lambda item: -item[1])
+
+
+def solo_beams(
+    prompt: Sequence[int], params: SamplingParams, eos: Sequence[int], vocab_size: int = 1000
+) -> list[tuple[list[int], float]]:
+    """Texts and scores of an undisturbed beam search, best first."""
+    width, eos = params.beam_width, () if params.ignore_eos else eos
+    live: list[tuple[float, list[int]]] = [(0.0, [])]
+    done: list[tuple[float, list[int]]] = []
+    while True:
+        length = len(live[0][1]) + 1
+        count = params.num_beam_candidates(eos)
+        grown = [
+            (total + value, [*text, token])
+            for total, text in live
+            for token, value in continuations(fingerprints([*prompt, *text])[-1], count, vocab_size)
+        ]
+        grown = sorted(grown, key=lambda item: -item[0])[:count]
+        ends = [
+            length == params.max_tokens or text[-1] in eos or text[-1] in params.stop_token_ids
+            for _, text in grown
+        ]
+        live = [item for item, end in zip(grown, ends, strict=True) if not end][:width]
+        penalty = length**params.length_penalty
+        done += [
+            (total / penalty, text)
+            for (total, text), end in zip(grown[:width], ends, strict=False)
+            if end
+        ]
+        done = sorted(done, key=lambda item: -item[0])[:width]
+        if not live or (len(done) == width and live[0][0] / penalty <= done[-1][0]):
+            return [(text, score) for score, text in done[: params.n]]
+
+
 @dataclass
 class Row:
     """What the worker knows of one sequence; `prints` are the fingerprints of its tokens."""
@@ -62,16 +105,23 @@ class Row:
 class SimulatedExecutor:
     """Carries out plans as a worker would, and asserts that they are right.
 
-    A row that would draw `failing_token` fails instead. `error` is raised by the next step.
+    A beam gets candidates instead of an id. A row that would draw `failing_token` fails instead.
+    `error` is raised by the next step.
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, max_num_seqs: int, vocab_size: int
+        self,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        vocab_size: int,
+        eos_token_ids: Sequence[int] = (),
     ) -> None:
         self._num_blocks = num_blocks
         self._block_size = block_size
         self._max_num_seqs = max_num_seqs
         self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
         self.slots: dict[int, int] = {}
         self.rows: dict[int, Row] = {}
         self.plans: list[SchedulerOutput] = []
@@ -98,7 +148,7 @@ class SimulatedExecutor:
             self._add_row(new)
         assert len(self.rows) <= self._max_num_seqs
         for item in plan.scheduled:
-            self._update_table(item)
+            self._update_row(item)
         for item in plan.scheduled:
             self._check_private(item)
             self._check_computed(self.rows[item.seq_id])
@@ -128,8 +178,12 @@ class SimulatedExecutor:
                 if value is not None:
                     self.slots[destination * size + row] = value
 
-    def _update_table(self, item: ScheduledSequence) -> None:
-        table = self.rows[item.seq_id].block_ids
+    def _update_row(self, item: ScheduledSequence) -> None:
+        row = self.rows[item.seq_id]
+        if item.new_token_ids:
+            row.token_ids.extend(item.new_token_ids)
+            row.prints = fingerprints(row.token_ids, row.prints)
+        table = row.block_ids
         if item.new_block_ids:
             assert item.block_offset <= len(table)
             table[item.block_offset :] = item.new_block_ids
@@ -154,6 +208,7 @@ class SimulatedExecutor:
         logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         failed: dict[int, str] = {}
+        candidates: dict[int, tuple[BeamCandidate, ...]] = {}
         for item in plan.scheduled:
             row = self.rows[item.seq_id]
             start = row.num_computed_tokens
@@ -166,11 +221,30 @@ class SimulatedExecutor:
                 scored = row.token_ids[start + 1 : min(end + 1, row.num_prompt_tokens)]
                 prompt_logprobs[item.seq_id] = tuple([_logprobs(token) for token in scored])
             assert item.sample == (end == len(row.token_ids))
-            if item.sample:
+            if item.sample and row.params.use_beam_search:
+                self._continue(row, item.seq_id, candidates, failed)
+            elif item.sample:
                 self._sample(row, item, sampled, failed)
         for seq_id, ids in sampled.items():
             logprobs[seq_id] = tuple([_logprobs(token) for token in ids])
-        return ModelOutput(sampled, logprobs, prompt_logprobs, failed)
+        return ModelOutput(sampled, logprobs, prompt_logprobs, failed, candidates=candidates)
+
+    def _continue(
+        self,
+        row: Row,
+        seq_id: int,
+        candidates: dict[int, tuple[BeamCandidate, ...]],
+        failed: dict[int, str],
+    ) -> None:
+        fingerprint = self.slots[self._slot(row, row.num_computed_tokens - 1)]
+        count = row.params.num_beam_candidates(self._eos_token_ids)
+        found = continuations(fingerprint, count, self._vocab_size)
+        if found[0][0] == self.failing_token:
+            failed[seq_id] = "NaN logits"
+        else:
+            candidates[seq_id] = tuple(
+                [BeamCandidate(token, value, _logprobs(token)) for token, value in found]
+            )
 
     def _sample(
         self,

@@ -1,0 +1,107 @@
+"""A synchronous engine over a real model in fp32 on CPU, with small sizes."""
+
+from collections import defaultdict
+from typing import Any
+
+import torch
+
+from octavo.config.cache import CacheConfig
+from octavo.config.engine import EngineConfig
+from octavo.config.scheduler import SchedulerConfig
+from octavo.engine.attention.metadata import KVCacheLayout
+from octavo.engine.core.limits import EngineLimits
+from octavo.engine.core.messages import AddRequest
+from octavo.engine.core.model_output import ModelOutput
+from octavo.engine.core.request_output import SequenceDelta
+from octavo.engine.core.sampling_params import SamplingParams
+from octavo.engine.core.scheduler_output import SchedulerOutput
+from octavo.engine.llm_engine import LLMEngine
+from octavo.engine.models.decoder import CausalLM
+from octavo.engine.worker.kv_cache import KVCache
+from octavo.engine.worker.model_runner import ModelRunner, RunnerLimits
+
+CPU = torch.device("cpu")
+
+
+class RunnerExecutor:
+    """Runs steps on a runner, and keeps the plans."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self.runner = runner
+        self.plans: list[SchedulerOutput] = []
+
+    @property
+    def num_blocks(self) -> int:
+        return self.runner.layout.num_blocks
+
+    def execute_model(self, plan: SchedulerOutput) -> ModelOutput:
+        self.plans.append(plan)
+        return self.runner.execute(plan)
+
+    def shutdown(self) -> None:
+        pass
+
+
+class ModelEngine:
+    """An engine; `limits` overrides sizes, `cache` and `scheduler` the configuration."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        *,
+        num_blocks: int = 64,
+        eos_token_ids: tuple[int, ...] = (),
+        cache: dict[str, Any] | None = None,
+        scheduler: dict[str, Any] | None = None,
+        **limits: Any,
+    ) -> None:
+        facts, block_size = model.config, 4
+        layout = KVCacheLayout(
+            num_blocks, facts.num_kv_heads, block_size, facts.head_dim, torch.float32
+        )
+        self.limits = EngineLimits(
+            **{
+                "max_model_len": min(facts.max_model_len, num_blocks * block_size),
+                "max_num_seqs": 8,
+                "max_num_batched_tokens": 64,
+                "num_blocks": num_blocks,
+                "block_size": block_size,
+                "vocab_size": facts.vocab_size,
+                "eos_token_ids": eos_token_ids,
+                **limits,
+            }
+        )
+        runner_limits = RunnerLimits(
+            self.limits.max_num_seqs, self.limits.max_model_len, facts.vocab_size, eos_token_ids
+        )
+        kv_cache = KVCache(layout, facts.num_layers, CPU)
+        self.executor = RunnerExecutor(ModelRunner(model, kv_cache, runner_limits, CPU))
+        config = EngineConfig(
+            cache=CacheConfig(block_size=block_size, **(cache or {})),
+            scheduler=SchedulerConfig(**(scheduler or {})),
+        )
+        self.engine = LLMEngine(config, self.limits, self.executor)
+        self.deltas: dict[tuple[str, int], list[SequenceDelta]] = defaultdict(list)
+
+    def add(self, request_id: str, prompt: list[int], **options: Any) -> None:
+        params = SamplingParams(**{"temperature": 0.0, **options})
+        self.engine.add_request(AddRequest(request_id, tuple(prompt), params, 0.0))
+
+    def run(self) -> None:
+        while self.engine.has_work():
+            self.step()
+        assert self.engine.stats().num_used_blocks == 0
+
+    def step(self) -> None:
+        for delta in self.engine.step():
+            self.deltas[delta.request_id, delta.index].append(delta)
+        self.engine.check_integrity()
+
+    def text(self, request_id: str, index: int = 0) -> list[int]:
+        return [token for delta in self.deltas[request_id, index] for token in delta.token_ids]
+
+    def result(self, request_id: str, index: int = 0) -> SequenceDelta:
+        """The one delta of a choice that carries tokens: that of a beam search."""
+        *before, last = self.deltas[request_id, index]
+        assert not any(delta.token_ids for delta in before)
+        return last
