@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,11 @@ class Tokenizer:
             return self._bytes_of_id[token_id]
         except KeyError:
             return self._bytes_of_id.setdefault(token_id, self._find_bytes(token_id))
+
+    @cached_property
+    def longest_piece(self) -> int:
+        """Characters of the longest token as the vocabulary spells it."""
+        return max(len(self.token_piece(token_id)) for token_id in range(self.vocab_size))
 
     def fallback_byte(self, token_id: int) -> int | None:
         """Return the byte of a byte-fallback token such as <0x0A>; None for other tokens."""

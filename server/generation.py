@@ -127,10 +127,7 @@ class PromptEncoder:
     def __init__(self, model: ServedModel) -> None:
         self._tokenizer = model.tokenizer
         self._max_model_len = model.max_model_len
-        self._longest = _ENCODER_TOKEN_CHARS
-        if model.generates:
-            pieces = map(model.tokenizer.token_piece, range(model.tokenizer.vocab_size))
-            self._longest = max(map(len, pieces))
+        self._longest = model.tokenizer.longest_piece if model.generates else _ENCODER_TOKEN_CHARS
 
     def encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
         """Return the ids of `text`.

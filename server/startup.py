@@ -58,7 +58,7 @@ def load_engine(server_config: ServerConfig, engine_config: EngineConfig) -> Loa
         chat_template=template,
         default_sampling_params=checkpoint.generation_defaults,
         embedding=checkpoint.embedding,
-        generates=isinstance(checkpoint, Checkpoint),
+        generates=checkpoint.generates,
     )
     return LoadedEngine(model, limits, make_thread)
 

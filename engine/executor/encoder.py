@@ -127,7 +127,7 @@ def _load(checkpoint: EncoderCheckpoint, load: LoadConfig) -> Any:  # noqa: ANN4
 
     dtype = "auto" if load.dtype is DType.AUTO else load.dtype.value
     directory = checkpoint.directory
-    if load.load_format == "dummy":
+    if not load.needs_weights:
         config = AutoConfig.from_pretrained(directory, local_files_only=True)
         return AutoModel.from_config(config)
     try:

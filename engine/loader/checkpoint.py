@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -18,7 +18,8 @@ class Checkpoint:
     `name` is what the model is called by default. `generation_defaults` holds the sampling
     defaults of its generation_config.json under the names of the HTTP fields. `weights` reads the
     tensors, by their names in Hugging Face format, one after the other; None stands for random
-    ones (`--load-format dummy`). `embedding` says how it makes embeddings.
+    ones (`--load-format dummy`). `embedding` says how it makes embeddings, and `generates` whether
+    it has what it takes to make texts too.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Checkpoint:
     generation_defaults: Mapping[str, Any]
     weights: Callable[[], Iterator[tuple[str, Tensor]]] | None
     embedding: EmbeddingSpec = DEFAULT_EMBEDDING
+    generates: bool = True
 
     @property
     def vocab_size(self) -> int:
@@ -54,4 +56,5 @@ class EncoderCheckpoint:
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()
+    generates: Literal[False] = False
     generation_defaults: Mapping[str, Any] = field(default_factory=dict)

@@ -23,22 +23,37 @@ def read_directory(directory: Path, tokenizer_dir: Path, name: str, load: LoadCo
     Raises CheckpointError naming the file that is missing, damaged or not supported.
     """
     generation = read_json(directory / _GENERATION_CONFIG, required=False)
-    config = _read_model_config(directory)
+    path = directory / "config.json"
+    keys = read_json(path)
+    config = _read_model_config(path, keys)
     eos_ids = {*config.eos_token_ids, *_ids(generation.get("eos_token_id"))}
     eos_ids |= set(_tokenizer_eos(tokenizer_dir))
+    generates = not _lacks_head(keys)
+    settled = {
+        "eos_token_ids": tuple(sorted(eos_ids)),
+        # Nobody asks for the logits of a model without a head of its own.
+        "tie_word_embeddings": config.tie_word_embeddings or not generates,
+    }
     return Checkpoint(
         name=name,
-        model_config=config.model_copy(update={"eos_token_ids": tuple(sorted(eos_ids))}),
+        model_config=config.model_copy(update=settled),
         tokenizer_dir=tokenizer_dir,
         generation_defaults=_generation_defaults(generation, load.generation_config),
         weights=find_weights(directory) if load.needs_weights else None,
         embedding=read_embedding_spec(directory, Pooling.LAST),
+        generates=generates,
     )
 
 
-def _read_model_config(directory: Path) -> ModelConfig:
-    path = directory / "config.json"
-    config = read_json(path)
+def _lacks_head(config: Mapping[str, Any]) -> bool:
+    """True for a bare decoder such as MistralModel, as models for embeddings are saved."""
+    architectures = config.get("architectures")
+    return isinstance(architectures, list) and any(
+        str(name).endswith("Model") for name in architectures
+    )
+
+
+def _read_model_config(path: Path, config: Mapping[str, Any]) -> ModelConfig:
     quantization = config.get("quantization_config")
     if quantization:
         method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
@@ -46,6 +61,8 @@ def _read_model_config(directory: Path) -> ModelConfig:
             f"{path}: the weights are quantized ({method or 'quantization_config'}), which is not "
             "supported; use the unquantized model"
         )
+    if config.get("is_causal") is False or config.get("use_bidirectional_attention"):
+        raise CheckpointError(f"{path}: attention to later tokens is not supported")
     try:
         return model_config_from_hf(config)
     except ValueError as error:

@@ -35,7 +35,7 @@ def read_encoder(
     """Read all but the weights. Raises CheckpointError."""
     path = directory / "config.json"
     config = read_json(path)
-    if load.load_format != "dummy":
+    if load.needs_weights:
         find_weights(directory)
     limit = _number(config, "max_position_embeddings", path)
     if config["model_type"] in _OFFSET_TYPES:

@@ -12,8 +12,8 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from octavo_fixtures import make_random_checkpoint
-from transformers import AutoModel, AutoTokenizer
+from octavo_fixtures import VOCAB_SIZE, make_byte_bpe_tokenizer, make_random_checkpoint
+from transformers import AutoConfig, AutoModel, AutoTokenizer
 
 from octavo.config.engine import EngineConfig
 from octavo.config.server import ServerConfig
@@ -25,6 +25,18 @@ TEXTS = [
     "Interest rates rose by half a point, to the surprise of the markets. " * 8,
     "naïve café 日本語 \n\t  spaces   and #symbols!",
 ]
+
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.2,
+}
 
 
 @asynccontextmanager
@@ -55,6 +67,13 @@ def mean_of_hidden_states(directory: Path, prompts: list[list[int]]) -> np.ndarr
         states = [model(torch.tensor([ids])).last_hidden_state[0].double() for ids in prompts]
     means = np.array([state.mean(0).numpy() for state in states])
     return means / np.linalg.norm(means, axis=1, keepdims=True)
+
+
+def last_hidden_state(directory: Path, prompt: list[int]) -> np.ndarray:
+    model = AutoModel.from_pretrained(directory, dtype=torch.float32).eval()
+    with torch.no_grad():
+        state = model(torch.tensor([prompt])).last_hidden_state[0, -1].double().numpy()
+    return state / np.linalg.norm(state)
 
 
 @pytest.fixture(scope="module")
@@ -103,13 +122,25 @@ async def test_a_decoder_pools_as_declared_whatever_is_cached(tmp_path: Path) ->
     np.testing.assert_allclose(vectors, mean_of_hidden_states(directory, prompts), atol=2e-5)
 
 
+async def test_a_bare_decoder_makes_embeddings_only(tmp_path: Path) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = AutoConfig.for_model("mistral", **SMALL, sliding_window=8)
+        AutoModel.from_config(config).save_pretrained(tmp_path)
+    make_byte_bpe_tokenizer(tmp_path)
+    prompt = list(range(100, 150))
+    async with served(tmp_path) as client:
+        vectors, _ = await embed(client, [prompt])
+        refused = await client.post("/v1/completions", json={"prompt": "a"})
+    np.testing.assert_allclose(vectors[0], last_hidden_state(tmp_path, prompt), atol=2e-5)
+    assert "embeddings only" in refused.json()["error"]["message"]
+
+
 async def test_the_last_token_of_a_decoder_uses_the_prefix_cache(random_llama_dir: Path) -> None:
     prompt = list(range(100, 150))
     async with served(random_llama_dir) as client:
         first, _ = await embed(client, [prompt])
         again, _ = await embed(client, [prompt])
-    model = AutoModel.from_pretrained(random_llama_dir, dtype=torch.float32).eval()
-    with torch.no_grad():
-        state = model(torch.tensor([prompt])).last_hidden_state[0, -1].double().numpy()
     for vectors in (first, again):
-        np.testing.assert_allclose(vectors[0], state / np.linalg.norm(state), atol=2e-5)
+        expected = last_hidden_state(random_llama_dir, prompt)
+        np.testing.assert_allclose(vectors[0], expected, atol=2e-5)

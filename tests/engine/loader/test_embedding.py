@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from octavo.config.load import LoadConfig
 from octavo.engine.core.errors import CheckpointError
 from octavo.engine.core.pooling import EmbeddingSpec, Pooling
+from octavo.engine.loader import resolve_checkpoint
 from octavo.engine.loader.embedding import read_embedding_spec
 
 MEAN = {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
@@ -80,3 +82,9 @@ def test_a_damaged_list_of_modules(tmp_path: Path, damaged: Any) -> None:
 def test_dimensions(tmp_path: Path, config: dict[str, Any], dimensions: list[int]) -> None:
     spec = read_embedding_spec(write(tmp_path, None, **config), Pooling.LAST)
     assert list(spec.dimensions) == dimensions
+
+
+def test_attention_to_later_tokens_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, None, model_type="llama", is_causal=False)
+    with pytest.raises(CheckpointError, match="later tokens"):
+        resolve_checkpoint(LoadConfig(model=str(tmp_path)))
