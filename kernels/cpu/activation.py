@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from octavo.kernels import reference
-from octavo.kernels.cpu.compiled import Kernel
+from octavo.kernels.cpu.compiled import Kernel, inlined
 from octavo.kernels.cpu.intrinsics import load_f32, load_i64, store_f32
-from octavo.kernels.cpu.math import exp, tanh
+from octavo.kernels.cpu.math import erf, exp, tanh
 from octavo.kernels.cpu.numbers import CODES, F32, narrow_row, round_row, widen_row
 from octavo.kernels.cpu.pool import shared_pool
 
 _CHUNK_ELEMENTS = 8192
 _ONE, _HALF = np.float32(1), np.float32(0.5)
+_SQRT_HALF = np.float32(0.5**0.5)
 _GELU_INNER, _GELU_CUBIC = np.float32((2 / np.pi) ** 0.5), np.float32(0.044715)
 
 
@@ -25,10 +25,8 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
 
 
 def gelu_and_mul(gate_up: Tensor, tanh: bool) -> Tensor:
-    """See `octavo.kernels.ops.gelu_and_mul`; without the approximation it is torch's."""
-    if not tanh:
-        return reference.gelu_and_mul(gate_up, tanh)
-    return _gated(_gelu_tanh, gate_up)
+    """See `octavo.kernels.ops.gelu_and_mul`."""
+    return _gated(_gelu_tanh if tanh else _gelu, gate_up)
 
 
 def _gated(kernel: Kernel, gate_up: Tensor) -> Tensor:
@@ -49,8 +47,22 @@ def _gated(kernel: Kernel, gate_up: Tensor) -> Tensor:
     return out
 
 
-def _gated_kernel(gelu: bool) -> Callable[[Any, Any], None]:
-    """The kernel for silu, or for gelu by its tanh approximation."""
+_SILU, _GELU, _GELU_TANH = range(3)
+
+
+@inlined
+def activate(kind: int, value: np.float32) -> np.float32:
+    """silu, gelu or its approximation by tanh."""
+    if kind == _SILU:
+        return np.float32(value / (_ONE + exp(-value)))
+    if kind == _GELU:
+        return np.float32(_HALF * value * (_ONE + erf(value * _SQRT_HALF)))
+    inner = _GELU_INNER * (value + _GELU_CUBIC * value * value * value)
+    return np.float32(_HALF * value * (_ONE + tanh(inner)))
+
+
+def _gated_kernel(kind: int) -> Callable[[Any, Any], None]:
+    """The kernel for the activation `kind`."""
 
     def gated(a: Any, chunk: Any) -> None:
         source, target, code = load_i64(a, 0), load_i64(a, 1), load_i64(a, 2)
@@ -63,12 +75,7 @@ def _gated_kernel(gelu: bool) -> Callable[[Any, Any], None]:
             widen_row(code, source + 2 * row * row_bytes, gate, columns)
             widen_row(code, source + (2 * row + 1) * row_bytes, up, columns)
             for i in range(columns):
-                value = load_f32(gate, i)
-                if gelu:
-                    inner = _GELU_INNER * (value + _GELU_CUBIC * value * value * value)
-                    store_f32(gate, i, _HALF * value * (_ONE + tanh(inner)))
-                else:
-                    store_f32(gate, i, value / (_ONE + exp(-value)))
+                store_f32(gate, i, activate(kind, load_f32(gate, i)))
             round_row(code, gate, columns)
             for i in range(columns):
                 store_f32(gate, i, load_f32(gate, i) * load_f32(up, i))
@@ -77,5 +84,6 @@ def _gated_kernel(gelu: bool) -> Callable[[Any, Any], None]:
     return gated
 
 
-_silu = Kernel(_gated_kernel(gelu=False))
-_gelu_tanh = Kernel(_gated_kernel(gelu=True))
+_silu = Kernel(_gated_kernel(_SILU))
+_gelu = Kernel(_gated_kernel(_GELU))
+_gelu_tanh = Kernel(_gated_kernel(_GELU_TANH))

@@ -386,7 +386,8 @@ def _attention_kernel(kind: int) -> Callable[[Any, Any], None]:
         store_i64(f, _SCORES, load_i64(f, _STATE) + rows * 8 + DOT_KEYS * 4)
         _load_queries(kind, a, f)
         window, position = load_i64(a, _WINDOW), load_i64(f, _POSITION)
-        here = max(0, position - window + 1) if window > 0 else 0
+        # Spans begin at multiples of their length, so a query's sums never depend on the step.
+        here = max(0, position - window + 1) // _SPAN * _SPAN if window > 0 else 0
         end = position + load_i64(f, _TOKENS)
         while here < end:
             count = min(_SPAN, end - here)

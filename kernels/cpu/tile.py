@@ -70,14 +70,11 @@ def _weights(builder: Any, kind: int, address: Any) -> list[Any]:
 def _emit_tile(builder: Any, kind: int, rows: int, accumulate: bool, args: Any) -> None:
     a, stride, w, w_stride, steps, ahead, c, c_stride = args
     per_step = 2 if kind == BF16 else 1
-    # Few rows would wait for the latency of one chain of additions: give each row of W its own.
-    chains = per_step if rows <= 2 else 1
     zero = ir.Constant(_VECTOR, [0.0] * PANEL)
     fma = declared(builder, f"llvm.fma.v{PANEL}f32", _VECTOR, [_VECTOR] * 3)
     c_rows = [builder.add(c, builder.mul(c_stride, ir.Constant(_I64, r))) for r in range(rows)]
     a_rows = [builder.add(a, builder.mul(stride, ir.Constant(_I64, r))) for r in range(rows)]
     start = [_load(builder, row, _VECTOR, 4) if accumulate else zero for row in c_rows]
-    start += [zero] * (rows * (chains - 1))
 
     entry = builder.block
     loop = builder.append_basic_block("tile.loop")
@@ -99,8 +96,7 @@ def _emit_tile(builder: Any, kind: int, rows: int, accumulate: bool, args: Any) 
     for k, weight in enumerate(_weights(builder, kind, here)):
         for r in range(rows):
             at = builder.add(builder.add(a_rows[r], offset), ir.Constant(_I64, 4 * k))
-            slot = r + rows * (k % chains)
-            new[slot] = builder.call(fma, [_broadcast(builder, at), weight, new[slot]])
+            new[r] = builder.call(fma, [_broadcast(builder, at), weight, new[r]])
     following = builder.add(index, ir.Constant(_I64, 1))
     index.add_incoming(following, loop)
     for phi, value in zip(sums, new, strict=True):
@@ -115,8 +111,7 @@ def _emit_tile(builder: Any, kind: int, rows: int, accumulate: bool, args: Any) 
         phi.add_incoming(value, loop)
         final.append(phi)
     for r in range(rows):
-        total = final[r] if chains == 1 else builder.fadd(final[r], final[r + rows])
-        store = builder.store(total, pointer(builder, c_rows[r], _VECTOR))
+        store = builder.store(final[r], pointer(builder, c_rows[r], _VECTOR))
         store.align = 4
 
 
@@ -187,6 +182,29 @@ def _load_lanes(builder: Any, kind: int, address: Any) -> Any:
     return builder.fpext(value, _LANE_VECTOR) if kind == F16 else value
 
 
+# The pairs that the processor's horizontal addition of two vectors of eight takes.
+_PAIRS = [0, 2, 8, 10, 4, 6, 12, 14]
+
+
+def _add_lanes(builder: Any, first: Any, second: Any, lanes: list[int], apart: int) -> Any:
+    """Of both vectors side by side, `lanes` plus the lanes `apart` places further."""
+
+    def chosen(shift: int) -> Any:
+        mask = ir.Constant(ir.VectorType(_I32, len(lanes)), [lane + shift for lane in lanes])
+        return builder.shuffle_vector(first, second, mask)
+
+    # The kernel's own flags would let LLVM choose another order for another number of rows.
+    return builder.fadd(chosen(0), chosen(apart), flags=("nsz",))
+
+
+def _sums_of_four(builder: Any, vectors: list[Any]) -> Any:
+    """The sums over each of four vectors of eight: [4]."""
+    low = _add_lanes(builder, vectors[0], vectors[1], _PAIRS, 1)
+    high = _add_lanes(builder, vectors[2], vectors[3], _PAIRS, 1)
+    halves = _add_lanes(builder, low, high, _PAIRS, 1)
+    return _add_lanes(builder, halves, halves, [0, 1, 2, 3], 4)
+
+
 def _emit_dots(builder: Any, kind: int, rows: int, args: Any) -> None:
     q, q_stride, keys, key_stride, steps, out, out_stride = args
     fma = declared(builder, f"llvm.fma.v{_LANES}f32", _LANE_VECTOR, [_LANE_VECTOR] * 3)
@@ -220,15 +238,11 @@ def _emit_dots(builder: Any, kind: int, rows: int, args: Any) -> None:
     builder.cbranch(builder.icmp_signed("<", following, steps), loop, done)
 
     builder.position_at_end(done)
-    name = f"llvm.vector.reduce.fadd.v{_LANES}f32"
-    reduce = declared(builder, name, _FLOAT, [_FLOAT, _LANE_VECTOR])
     for r in range(rows):
         row = builder.add(out, builder.mul(out_stride, ir.Constant(_I64, r)))
-        for key in range(DOT_KEYS):
-            start = ir.Constant(_FLOAT, -0.0)
-            value = builder.call(reduce, [start, new[r * DOT_KEYS + key]], fastmath=("reassoc",))
-            at = builder.add(row, ir.Constant(_I64, 4 * key))
-            builder.store(value, pointer(builder, at, _FLOAT))
+        totals = _sums_of_four(builder, new[r * DOT_KEYS : (r + 1) * DOT_KEYS])
+        store = builder.store(totals, pointer(builder, row, totals.type))
+        store.align = 4
 
 
 @intrinsic(prefer_literal=True)

@@ -61,11 +61,12 @@ def test_position_outside_the_table_is_refused(position: int) -> None:
 def test_gated_activations(dtype: torch.dtype) -> None:
     gate_up = (_random(70, 2 * 133) * 4).to(dtype)
     gate_up[0, :4] = torch.tensor([-300.0, 300.0, float("inf"), 0.0])
-    torch.testing.assert_close(cpu.silu_and_mul(gate_up), reference.silu_and_mul(gate_up))
+    # Two roundings: where the first one turns, the second may turn too.
+    near = {"rtol": max(2 * torch.finfo(dtype).eps, 1e-5), "atol": 1e-5}
+    torch.testing.assert_close(cpu.silu_and_mul(gate_up), reference.silu_and_mul(gate_up), **near)
     for tanh in (True, False):
-        torch.testing.assert_close(
-            cpu.gelu_and_mul(gate_up, tanh), reference.gelu_and_mul(gate_up, tanh)
-        )
+        expected = reference.gelu_and_mul(gate_up, tanh)
+        torch.testing.assert_close(cpu.gelu_and_mul(gate_up, tanh), expected, **near)
 
 
 def test_activation_keeps_nan() -> None:

@@ -1,0 +1,46 @@
+"""Logits on CPU are the same to the last bit, however a prompt is cut and whoever is there."""
+
+from typing import Any
+
+import pytest
+import torch
+from hf_pair import load_ours, make_hf, random_ids
+from paged_driver import PagedDriver
+
+from octavo.engine.models.decoder import CausalLM
+
+_LENGTH = 150
+_CHUNKS = (1, 7, 64, 149)
+_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama-gelu": ("llama", {"hidden_act": "gelu", "intermediate_size": 83}),
+    "qwen2": ("qwen2", {"num_attention_heads": 6}),
+    "qwen3": ("qwen3", {"tie_word_embeddings": True}),
+    "mistral-window": ("mistral", {"sliding_window": 21}),
+}
+
+
+@pytest.fixture(params=[torch.bfloat16, torch.float32], ids=str)
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    return request.param
+
+
+@pytest.fixture(params=_MODELS)
+def model(request: pytest.FixtureRequest, dtype: torch.dtype) -> CausalLM:
+    family, keys = _MODELS[request.param]
+    return load_ours(make_hf(family, initializer_range=0.1, **keys), dtype)
+
+
+def test_prompt_whole_in_chunks_and_in_company(model: CausalLM) -> None:
+    ids = random_ids(_LENGTH)
+    driver = PagedDriver(model)
+    whole = driver.prefill(0, ids)
+    for chunk in _CHUNKS:
+        driver.free(0)
+        assert torch.equal(driver.prefill(0, ids, chunk), whole), chunk
+    company = {row: random_ids(row, seed=row) for row in (1, 3, 40)}
+    driver.step(company)
+    driver.free(0)
+    driver.prefill(0, ids[:77])
+    step = {row: random_ids(row % 4 + 1, seed=row) for row in company}
+    assert torch.equal(driver.step({**step, 0: ids[77:]})[0], whole[77:])
