@@ -29,6 +29,7 @@ from octavo.engine.engine_loop import Heartbeat
 from octavo.engine.output_processor import ChoiceOutput, OutputProcessor, merge_outputs
 from octavo.engine.tokenizer import Tokenizer
 from octavo.server.context import RequestContext, current_request
+from octavo.server.handoff import Handoff
 from octavo.server.metrics import RequestSummary, RequestTimes, ServerMetrics
 
 logger = logging.getLogger(__name__)
@@ -111,6 +112,7 @@ class _Stream:
     first_token: float | None = None
     output_tokens: dict[int, int] = field(default_factory=dict)
     prefilled: bool = False
+    timer: asyncio.TimerHandle | None = None
 
     @property
     def stage(self) -> str:
@@ -156,6 +158,7 @@ class AsyncEngine:
         self._on_dead = on_dead
         self._limits = limits
         self._log_requests = log_requests
+        self._handoff = Handoff(self._loop)
         self._streams: dict[str, _Stream] = {}
         self._backlog: deque[SequenceDelta] = deque()
         self._stats = EngineStats()
@@ -201,14 +204,9 @@ class AsyncEngine:
         """
         stream = self._open(request)
         try:
+            self._watch_deadline(stream)
             while stream.open_choices > 0 or stream.outputs:
-                try:
-                    async with asyncio.timeout_at(self._deadline(stream)):
-                        outputs = await stream.next()
-                except TimeoutError:
-                    self._end_late(stream)
-                    continue
-                yield outputs
+                yield await stream.next()
         finally:
             self._close(stream)
 
@@ -216,11 +214,20 @@ class AsyncEngine:
         waiting = stream.scheduled is None
         return self._limits.deadline(stream.arrival, waiting, stream.own_limit)
 
-    def _end_late(self, stream: _Stream) -> None:
-        """End a stream whose time is over; one that began to run meanwhile goes on."""
+    def _watch_deadline(self, stream: _Stream) -> None:
+        """End a stream whose time is over, or look again when it will be.
+
+        One timer per stream: a time limit around each wait would cost every token.
+        """
         deadline = self._deadline(stream)
-        if deadline is None or time.monotonic() < deadline:
+        if deadline is None or stream.open_choices == 0:
             return
+        if time.monotonic() < deadline:
+            stream.timer = self._loop.call_at(deadline, self._watch_deadline, stream)
+        else:
+            self._end_late(stream, deadline)
+
+    def _end_late(self, stream: _Stream, deadline: float) -> None:
         total = self._limits.deadline(stream.arrival, False, stream.own_limit)
         self._metrics.count_timed_out(stream.stage)
         if total is None or deadline < total:
@@ -277,6 +284,8 @@ class AsyncEngine:
     def _close(self, stream: _Stream) -> None:
         request_id = stream.request.request_id
         del self._streams[request_id]
+        if stream.timer is not None:
+            stream.timer.cancel()
         self._processor.remove(request_id)
         if stream.scheduled is None:
             self._num_waiting_tokens -= len(stream.request.prompt_token_ids)
@@ -291,6 +300,7 @@ class AsyncEngine:
     def _step_from_thread(self, deltas: list[SequenceDelta], stats: EngineStats) -> None:
         # RuntimeError: the event loop is closed, so nobody waits for these any more.
         with contextlib.suppress(RuntimeError):
+            self._handoff.wait()
             self._loop.call_soon_threadsafe(self._on_step, deltas, stats)
 
     def _fatal_from_thread(self, reason: str) -> None:
@@ -336,6 +346,8 @@ class AsyncEngine:
             stream.fail(_dead() if dead else RequestFailedError(message))
         if self._backlog:
             self._loop.call_soon(self._drain)
+        else:
+            self._handoff.release()
 
     def _note_start(self, delta: SequenceDelta) -> None:
         stream = self._streams.get(delta.request_id)

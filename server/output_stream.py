@@ -39,7 +39,7 @@ class OutputStream:
     async def next(self) -> tuple[int, list[ChoiceOutput]] | None:
         """Return a prompt's number and its new outputs; None when all have ended.
 
-        Raises what the engine raises for any of the prompts. May be cancelled without loss.
+        The outputs are empty after `interrupt`. Raises what the engine raises for any prompt.
         """
         while self._num_open > 0:
             number, item = await self._queue.get()
@@ -49,6 +49,11 @@ class OutputStream:
                 raise item.error
             self._num_open -= 1
         return None
+
+    def interrupt(self) -> None:
+        """Make a `next` that waits return without outputs."""
+        if self._queue.empty():
+            self._queue.put_nowait((0, []))
 
     async def aclose(self) -> None:
         """Abort what is unfinished and wait until the engine was told."""

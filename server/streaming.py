@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Protocol
 
 import orjson
-from sse_starlette.sse import AppStatus, EventSourceResponse
+from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from octavo.engine.core.errors import OctavoError
@@ -21,9 +21,6 @@ logger = logging.getLogger(__name__)
 
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
-
-# The library would cut all streams at the first sign of a shutdown; accepted requests go on.
-AppStatus.enable_automatic_graceful_drain = False
 
 
 def json_line(value: object) -> bytes:
@@ -95,25 +92,51 @@ async def write_events(
 
     0 is no comments. Raises what the engine raises.
     """
-    loop = asyncio.get_running_loop()
-    last_sent = loop.time()
-    while True:
-        try:
-            async with asyncio.timeout_at(last_sent + keep_alive if keep_alive else None):
-                item = await outputs.next()
-        except TimeoutError:
-            data = KEEP_ALIVE
-        else:
-            if item is None:
-                break
-            data = writer.write(*item)
-        if data:
-            yield data
-            last_sent = loop.time()
-    yield writer.last()
+    silence = _Silence(keep_alive, outputs.interrupt)
+    try:
+        while (item := await outputs.next()) is not None:
+            number, new = item
+            data = writer.write(number, new) if new else KEEP_ALIVE
+            if data:
+                yield data
+                silence.restart()
+        yield writer.last()
+    finally:
+        silence.stop()
 
 
-class EventStream(EventSourceResponse):
+class _Silence:
+    """Calls `remind` after each `limit` seconds without a `restart`; 0 is never.
+
+    One timer that looks at a clock: a timer per event would cost every token.
+    """
+
+    def __init__(self, limit: float, remind: Callable[[], None]) -> None:
+        self._limit = limit
+        self._remind = remind
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self.restart()
+        if limit > 0:
+            self._check()
+
+    def restart(self) -> None:
+        """Begin to count anew."""
+        self._since = self._loop.time()
+
+    def stop(self) -> None:
+        """Call nobody any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _check(self) -> None:
+        if self._loop.time() >= self._since + self._limit:
+            self._remind()
+            self.restart()
+        self._timer = self._loop.call_at(self._since + self._limit, self._check)
+
+
+class EventStream(StreamingResponse):
     """A response that begins with an event at hand, so that earlier errors keep their status.
 
     `on_close` is awaited exactly once, whatever becomes of the response. `write_error` renders
@@ -127,18 +150,20 @@ class EventStream(EventSourceResponse):
         on_close: Callable[[], Awaitable[None]],
         write_error: Callable[[ErrorAnswer], bytes] = ErrorAnswer.event,
     ) -> None:
+        self._events = _with_error_event(first, rest, write_error)
         super().__init__(
-            _with_error_event(first, rest, write_error),
-            headers={"Cache-Control": "no-cache"},
-            ping=0,
-            sep="\n",
+            self._events,
+            # nginx would hold events back to fill its buffer.
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+            media_type="text/event-stream",
         )
         self._on_close = on_close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream."""
         try:
-            await super().__call__(scope, receive, send)
+            async with contextlib.aclosing(self._events):
+                await super().__call__(scope, receive, send)
         finally:
             await self._on_close()
 

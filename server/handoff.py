@@ -1,0 +1,34 @@
+"""The engine's thread and the event loop share one interpreter; this makes them take turns."""
+
+import asyncio
+import threading
+
+_LONGEST_WAIT_S = 0.02
+_NUM_TURNS = 4
+"""Rounds of the event loop from the outputs of a step to the last byte of them."""
+
+
+class Handoff:
+    """Lets the engine begin a step once the event loop has sent out the one before the last.
+
+    Without it an engine with short steps hardly ever lets go of the interpreter: the event loop
+    loses it at every system call and waits for it until the interpreter forces a switch, which
+    takes milliseconds, while outputs pile up.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._free = threading.Event()
+        self._free.set()
+
+    def wait(self) -> None:
+        """Take the turn, in the engine's thread; after a short while also from a busy loop."""
+        self._free.wait(_LONGEST_WAIT_S)
+        self._free.clear()
+
+    def release(self, turns: int = _NUM_TURNS) -> None:
+        """Give the turn back, on the event loop, once what is ready now has run."""
+        if turns > 0:
+            self._loop.call_soon(self.release, turns - 1)
+        else:
+            self._free.set()
