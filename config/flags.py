@@ -43,7 +43,8 @@ _PLAIN_KINDS: Mapping[Any, "Kind"] = {
     tuple: "list",
     dict: "json",
 }
-_SECRET_FIELDS = frozenset({"api_key"})
+SECRET_FIELDS = frozenset({"api_key", "admin_key"})
+"""Settings whose values are shown nowhere."""
 
 
 Kind = typing.Literal["bool", "choice", "list", "json", "int", "float", "text"]
@@ -233,6 +234,6 @@ def _one_line(error: ErrorDetails, settings: Mapping[str, Setting]) -> str:
     name = str(error["loc"][0]) if error["loc"] else ""
     if name not in settings:
         return message
-    if name in _SECRET_FIELDS:
+    if name in SECRET_FIELDS:
         return f"{settings[name].given_as}: {message}"
     return f"{settings[name].given_as}: {message}, got {error['input']!r}"

@@ -57,7 +57,29 @@ class ServerConfig(ConfigModel):
         default=(), description="Key that clients must send as a bearer token; any one of several."
     )
     api_key_file: str | None = Field(
-        default=None, description="File with one key a line, in addition to --api-key."
+        default=None,
+        description="File with one key a line, as KEY or NAME:KEY, in "
+        "addition to --api-key; read again on SIGHUP.",
+    )
+    admin_key: str | None = Field(
+        default=None,
+        description="Key of the operator; opens every route, those of --enable-admin too.",
+    )
+    enable_admin: bool = Field(
+        default=False,
+        description="Serve the routes that reset the cache, show the block pool and record a "
+        "profile, for the admin key only.",
+    )
+    key_max_concurrency: int | None = Field(
+        default=None,
+        ge=1,
+        description="Unfinished requests of one API key before it gets 429; default: no limit.",
+    )
+    key_rpm: int | None = Field(
+        default=None,
+        ge=1,
+        description="Requests of one API key within a minute before it gets 429; "
+        "default: no limit.",
     )
     max_num_queued_reqs: int = Field(
         default=1024,
@@ -143,4 +165,17 @@ class ServerConfig(ConfigModel):
             raise ValueError("--ssl-ca-certs needs --ssl-keyfile and --ssl-certfile")
         if any(key.strip() == "" for key in self.api_key):
             raise ValueError("--api-key must not be empty")
+        self._check_keys()
         return self
+
+    def _check_keys(self) -> None:
+        if self.admin_key is not None and self.admin_key.strip() == "":
+            raise ValueError("--admin-key must not be empty")
+        if self.enable_admin and self.admin_key is None:
+            raise ValueError("--enable-admin needs --admin-key")
+        has_limit = self.key_max_concurrency is not None or self.key_rpm is not None
+        if has_limit and not self.api_key and self.api_key_file is None:
+            raise ValueError(
+                "--key-max-concurrency and --key-rpm need --api-key or --api-key-file: "
+                "without keys there is nothing to tell clients apart by"
+            )

@@ -159,8 +159,11 @@ class EngineLoop:
                 case AbortRequest():
                     self._engine.abort(message.request_id, message.index)
                 case ResetPrefixCache():
-                    if not self._engine.reset_prefix_cache():
+                    done = self._engine.reset_prefix_cache()
+                    if not done:
                         logger.warning("prefix cache not reset: blocks are in use")
+                    if message.reply is not None:
+                        message.reply(done)
         return deltas
 
     def _deliver(self, deltas: list[SequenceDelta]) -> None:

@@ -8,7 +8,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from octavo.config.engine import EngineConfig
 from octavo.config.server import ServerConfig
-from octavo.server.auth import AuthMiddleware, load_api_keys
+from octavo.server.auth import AuthMiddleware, KeyStore
 from octavo.server.errors import install_error_handlers
 from octavo.server.lifecycle import Lifecycle
 from octavo.server.loaded_engine import Loader
@@ -19,6 +19,7 @@ from octavo.server.middleware import (
     RequestContextMiddleware,
 )
 from octavo.server.routes import (
+    admin,
     chat,
     completions,
     embeddings,
@@ -50,7 +51,7 @@ def create_app(
 
     Raises ConfigurationError when the keys cannot be read.
     """
-    keys = load_api_keys(server_config)
+    keys = KeyStore(server_config)
     state = AppState(server_config, Lifecycle(), ServerMetrics())
     supervisor = Supervisor(state, server_config, engine_config)
 
@@ -76,14 +77,17 @@ def create_app(
     )
     app.state.octavo = state
     app.state.supervisor = supervisor
+    app.state.keys = keys
     for router in ROUTERS:
         app.include_router(router)
+    if server_config.enable_admin:
+        app.include_router(admin.router)
     install_error_handlers(app)
     _add_middlewares(app, state, keys)
     return app
 
 
-def _add_middlewares(app: FastAPI, state: AppState, keys: tuple[str, ...]) -> None:
+def _add_middlewares(app: FastAPI, state: AppState, keys: KeyStore) -> None:
     """Add them from the innermost to the outermost."""
     config = state.config
     app.add_middleware(BodyLimitMiddleware, max_body_size=config.max_body_size)

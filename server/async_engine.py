@@ -21,7 +21,7 @@ from octavo.engine.core.errors import (
     RequestFailedError,
     RequestTimeoutError,
 )
-from octavo.engine.core.messages import AbortRequest, AddRequest, Message
+from octavo.engine.core.messages import AbortRequest, AddRequest, Message, ResetPrefixCache
 from octavo.engine.core.request import FinishReason
 from octavo.engine.core.request_output import EngineStats, SequenceDelta
 from octavo.engine.core.sampling_params import SamplingParams
@@ -164,6 +164,7 @@ class AsyncEngine:
         self._stats = EngineStats()
         self._failure: str | None = None
         self._num_waiting_tokens = 0
+        self._replies: set[asyncio.Future[bool]] = set()
 
     def start(self) -> None:
         """Start the engine's thread."""
@@ -241,6 +242,24 @@ class AsyncEngine:
         else:
             stream.fail(RequestTimeoutError("The request reached the time limit"))
 
+    async def reset_prefix_cache(self) -> bool:
+        """Forget all blocks kept for reuse; False, with nothing done, while any is in use.
+
+        Raises EngineDeadError, also when the engine dies before it answers.
+        """
+        if self._failure is not None:
+            raise _dead()
+        answer: asyncio.Future[bool] = self._loop.create_future()
+        self._replies.add(answer)
+        answer.add_done_callback(self._replies.discard)
+
+        def reply(done: bool) -> None:
+            with contextlib.suppress(RuntimeError):  # the event loop is closed
+                self._loop.call_soon_threadsafe(_resolve, answer, done)
+
+        self._thread.post(ResetPrefixCache(reply))
+        return await answer
+
     def abort_all(self, error: OctavoError) -> None:
         """End every unfinished request with `error`."""
         for stream in list(self._streams.values()):
@@ -310,6 +329,8 @@ class AsyncEngine:
     def _on_fatal(self, reason: str) -> None:
         self._failure = reason
         self.abort_all(_dead())
+        for answer in list(self._replies):
+            answer.set_exception(_dead())
         self._on_dead(reason)
 
     def _on_step(self, deltas: list[SequenceDelta], stats: EngineStats) -> None:
@@ -383,6 +404,11 @@ class AsyncEngine:
 def _is_corrupted(delta: SequenceDelta) -> bool:
     """True for a row that the worker could not use; other errors come without ever running."""
     return delta.finish_reason is FinishReason.ERROR and delta.scheduled_time is not None
+
+
+def _resolve(answer: asyncio.Future[bool], value: bool) -> None:
+    if not answer.done():
+        answer.set_result(value)
 
 
 def _dead() -> EngineDeadError:

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.engine.core.errors import (
+    AdminKeyError,
     BodyTooLargeError,
     ClientDisconnectedError,
     EngineDeadError,
@@ -85,7 +86,9 @@ def describe_error(error: Exception) -> ErrorAnswer:
             return ErrorAnswer(status, error.message, INVALID_REQUEST, error.code, error.param)
         case QueueFullError():
             headers = {"Retry-After": str(error.retry_after)}
-            return ErrorAnswer(429, str(error), RATE_LIMIT, "queue_full", headers=headers)
+            return ErrorAnswer(429, str(error), RATE_LIMIT, error.code, headers=headers)
+        case AdminKeyError():
+            return unauthorized()
         case NotReadyError():
             headers = {"Retry-After": str(error.retry_after)}
             return ErrorAnswer(503, str(error), SERVER_ERROR, error.code, headers=headers)

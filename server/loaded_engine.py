@@ -6,17 +6,22 @@ from dataclasses import dataclass
 from octavo.config.engine import EngineConfig
 from octavo.config.server import ServerConfig
 from octavo.engine.core.limits import EngineLimits
+from octavo.engine.executor.profiled import ProfiledExecutor
 from octavo.server.async_engine import EngineThreadFactory
 from octavo.server.served_model import ServedModel
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
-    """Everything that the server needs to start serving. `make_thread` is called once."""
+    """Everything that the server needs to start serving. `make_thread` is called once.
+
+    `profiled` runs the engine's steps where they may be recorded.
+    """
 
     model: ServedModel
     limits: EngineLimits
     make_thread: EngineThreadFactory
+    profiled: ProfiledExecutor | None = None
 
     @property
     def cache_info(self) -> Mapping[str, str]:

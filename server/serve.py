@@ -17,7 +17,7 @@ from octavo.config.engine import EngineConfig
 from octavo.config.server import ServerConfig
 from octavo.engine.core.errors import ConfigurationError
 from octavo.server.app import create_app
-from octavo.server.auth import load_api_keys
+from octavo.server.auth import KeyStore
 from octavo.server.lifecycle import Phase
 from octavo.server.listener import describe, is_open_to_others
 from octavo.server.loaded_engine import Loader
@@ -51,7 +51,7 @@ def run(
     """
     app = create_app(server_config, engine_config, load)
     config = make_uvicorn_config(app, server_config)
-    if is_open_to_others(server_config, listener) and not load_api_keys(server_config):
+    if is_open_to_others(server_config, listener) and not app.state.keys.needs_key:
         logger.warning(
             "Listening beyond this machine without a key: anyone who reaches the port can use it. "
             "Give --api-key, or --host 127.0.0.1"
@@ -98,12 +98,14 @@ class _Run:
         self._listener = listener
         self._state: AppState = app.state.octavo
         self._supervisor: Supervisor = app.state.supervisor
+        self._keys: KeyStore = app.state.keys
         self._stopping: asyncio.Task[None] | None = None
 
     async def main(self) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
         announcer = asyncio.create_task(self._announce())
         await self._server.serve(sockets=[self._listener])
         announcer.cancel()
@@ -119,6 +121,23 @@ class _Run:
             return
         logger.info("Shutting down; unfinished requests get %g s", self._config.shutdown_timeout)
         self._stopping = asyncio.create_task(self._stop())
+
+    def _reload(self) -> None:
+        """Read keys and certificates again; what cannot be read leaves the old ones in place."""
+        try:
+            self._keys.reload()
+            logger.info("SIGHUP: valid keys are %s", ", ".join(self._keys.names) or "none")
+        except ConfigurationError as error:
+            logger.error("SIGHUP: the keys stay as they were: %s", error)
+        tls, certificate = self._server.config.ssl, self._config.ssl_certfile
+        if tls is None or certificate is None:
+            return
+        try:
+            # Connections that are open keep what they were opened with.
+            tls.load_cert_chain(certificate, self._config.ssl_keyfile)
+            logger.info("SIGHUP: new connections get the certificate of %s", certificate)
+        except OSError as error:
+            logger.error("SIGHUP: the certificate stays as it was: %s", error)
 
     async def _stop(self) -> None:
         await self._supervisor.drain()

@@ -11,6 +11,7 @@ from octavo.engine.core.limits import EngineLimits
 from octavo.engine.engine_loop import EngineLoop
 from octavo.engine.executor.encoder import EncoderExecutor
 from octavo.engine.executor.null import NullExecutor
+from octavo.engine.executor.profiled import ProfiledExecutor
 from octavo.engine.executor.uniproc import UniprocExecutor
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.loader import Checkpoint, EncoderCheckpoint, resolve_checkpoint
@@ -40,7 +41,8 @@ def load_engine(server_config: ServerConfig, engine_config: EngineConfig) -> Loa
     )
     executor = _make_executor(engine_config, checkpoint)
     limits = _limits(engine_config, checkpoint, executor)
-    engine = LLMEngine(engine_config, limits, executor)
+    profiled = ProfiledExecutor(executor) if server_config.enable_admin else None
+    engine = LLMEngine(engine_config, limits, profiled or executor)
     logger.info("Loaded and warmed up in %.1f s", time.monotonic() - started)
     if checkpoint.generation_defaults:
         logger.info("Sampling defaults of the model: %s", dict(checkpoint.generation_defaults))
@@ -60,7 +62,7 @@ def load_engine(server_config: ServerConfig, engine_config: EngineConfig) -> Loa
         embedding=checkpoint.embedding,
         generates=checkpoint.generates,
     )
-    return LoadedEngine(model, limits, make_thread)
+    return LoadedEngine(model, limits, make_thread, profiled)
 
 
 def _make_executor(config: EngineConfig, checkpoint: AnyCheckpoint) -> AnyExecutor:

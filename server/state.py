@@ -5,6 +5,7 @@ EngineDeadError), then takes its place with `serving.admission.admit()`, and onl
 body. Size limits and keys are checked by the middlewares around all routes.
 """
 
+import time
 from dataclasses import dataclass
 
 from starlette.requests import HTTPConnection
@@ -16,8 +17,10 @@ from octavo.server.async_engine import AsyncEngine
 from octavo.server.chat_service import ChatService
 from octavo.server.completion_service import CompletionService
 from octavo.server.embedding_service import EmbeddingService
+from octavo.server.key_limits import KeyLimits
 from octavo.server.lifecycle import Lifecycle
 from octavo.server.metrics import ServerMetrics
+from octavo.server.profiling import Profiler
 from octavo.server.responses_service import ResponsesService
 from octavo.server.served_model import ServedModel
 
@@ -38,12 +41,16 @@ class Serving:
 
 @dataclass(slots=True)
 class AppState:
-    """One per application; `serving` is set when the server becomes ready."""
+    """One per application; `serving` is set when the server becomes ready.
+
+    `profiler` is set then too, with --enable-admin.
+    """
 
     config: ServerConfig
     lifecycle: Lifecycle
     metrics: ServerMetrics
     serving: Serving | None = None
+    profiler: Profiler | None = None
 
     def require_serving(self) -> Serving:
         """Return what serves requests. Raises NotReadyError or EngineDeadError."""
@@ -69,6 +76,7 @@ def build_serving(
             capacity=limits.max_num_seqs + config.max_num_queued_reqs,
             max_queued_tokens=config.max_num_queued_tokens,
             queued_tokens=engine.num_waiting_tokens,
+            key_limits=KeyLimits(config.key_max_concurrency, config.key_rpm, time.monotonic),
         ),
         chat=chat,
         completions=CompletionService(engine, model, config, priority_scheduling),

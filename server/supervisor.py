@@ -13,6 +13,7 @@ from octavo.config.server import ServerConfig
 from octavo.engine.core.errors import ConfigurationError, NotReadyError
 from octavo.server.async_engine import AsyncEngine, TimeLimits
 from octavo.server.loaded_engine import LoadedEngine, Loader
+from octavo.server.profiling import Profiler
 from octavo.server.state import AppState, build_serving
 
 logger = logging.getLogger(__name__)
@@ -101,6 +102,8 @@ class Supervisor:
             self._server_config,
             self._engine_config.scheduler.scheduling_policy == "priority",
         )
+        if loaded.profiled is not None:
+            state.profiler = Profiler(loaded.profiled)
         state.metrics.attach_engine(loaded.model.name, loaded.cache_info, engine.stats)
         engine.start()
         self._tasks.append(asyncio.create_task(self._watch(engine)))

@@ -10,7 +10,9 @@ OctavoError
 |   |-- ModelNotFoundError      the named model is not served
 |   |-- BodyTooLargeError       the body is above the limit
 |   `-- UnsupportedMediaTypeError   the body is not JSON by its content type
+|-- AdminKeyError           a route for the operator was asked for without the admin key
 |-- QueueFullError          overload: the waiting queue is full
+|   `-- KeyLimitError           one API key has used up what one key may
 |-- NotReadyError           the server is starting or draining
 |-- RequestTimeoutError     the time limit of one request was reached
 |-- ClientDisconnectedError the client went away before its answer
@@ -84,9 +86,21 @@ class UnsupportedMediaTypeError(RequestError):
 class QueueFullError(OctavoError):
     """The waiting queue is full; try again after `retry_after` seconds."""
 
+    code = "queue_full"
+
     def __init__(self, message: str, retry_after: int = 1) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class KeyLimitError(QueueFullError):
+    """One API key has used up what one key may."""
+
+    code = "rate_limit_exceeded"
+
+
+class AdminKeyError(OctavoError):
+    """A route for the operator was asked for without the admin key."""
 
 
 class NotReadyError(OctavoError):

@@ -1,5 +1,6 @@
 """What other threads put into the inbox of the engine thread."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from octavo.engine.core.sampling_params import SamplingParams
@@ -31,7 +32,12 @@ class AbortRequest:
 
 @dataclass(frozen=True, slots=True)
 class ResetPrefixCache:
-    """Forget all blocks kept for reuse; done only while no sequence holds a block."""
+    """Forget all blocks kept for reuse; done only while no sequence holds a block.
+
+    `reply` is called from the engine thread with whether it was done.
+    """
+
+    reply: Callable[[bool], None] | None = None
 
 
 Message = AddRequest | AbortRequest | ResetPrefixCache

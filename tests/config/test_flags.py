@@ -37,11 +37,12 @@ def test_option_variable_and_key_are_spellings_of_the_field() -> None:
 def test_every_flag_can_be_given_in_all_three_ways(tmp_path: Path) -> None:
     samples = {"bool": "true", "list": "x", "json": '{"a": 1}'}
     overrides = {"ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "gpu_memory_utilization"}
+    overrides |= {"enable_admin", "key_max_concurrency", "key_rpm"}
     flags = [flag for flag in all_flags().values() if flag.field not in overrides]
     for flag in flags:
         text = flag.choices[-1] if flag.kind == "choice" else samples.get(flag.kind, "1")
         option = (text,) if flag.kind == "list" else text
-        quoted = f'"{text}"' if flag.kind == "text" else text
+        quoted = f'"{text}"' if flag.kind in ("text", "choice") else text
         results = [
             build_configs(settings_from_options({flag.field: option})),
             build_configs(settings_from_variables({flag.variable: text})[0]),

@@ -2,8 +2,10 @@
 
 import pytest
 
-from octavo.engine.core.errors import InvalidRequestError, QueueFullError
-from octavo.server.admission import Admission
+from octavo.engine.core.errors import InvalidRequestError, KeyLimitError, QueueFullError
+from octavo.server.admission import Admission, DrainRate
+from octavo.server.context import RequestContext, enter_request
+from octavo.server.key_limits import KeyLimits
 
 
 def make(capacity: int = 3, max_tokens: int | None = None, queued: int = 0) -> Admission:
@@ -62,3 +64,79 @@ def test_waiting_prompt_tokens_are_bounded(queued: int, fits: bool) -> None:
     else:
         with pytest.raises(QueueFullError, match="prompt tokens"):
             admission.admit()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_retry_after_follows_the_rate_at_which_requests_end() -> None:
+    clock = Clock()
+    rate = DrainRate(clock)
+    for _ in range(20):
+        clock.now += 0.5
+        rate.record(1)
+
+    # Two end in a second: each further refused client is sent half a second behind the last.
+    assert [rate.retry_after(1) for _ in range(6)] == [1, 1, 2, 2, 3, 3]
+    clock.now += 3
+    assert rate.retry_after(1) == 1
+
+
+def test_retry_after_stays_within_a_minute_and_is_never_0() -> None:
+    clock = Clock()
+    rate = DrainRate(clock)
+    clock.now += 1000
+
+    assert [rate.retry_after(1), rate.retry_after(10), rate.retry_after(10)] == [30, 60, 60]
+    clock.now += 60
+    rate.record(5000)
+    assert rate.retry_after(1) == 1
+
+
+def test_a_key_may_have_so_many_unfinished_requests() -> None:
+    limits = KeyLimits(2, None, Clock())
+    limits.take("alice", 2)
+    limits.check("bob", 2)
+
+    with pytest.raises(KeyLimitError, match="2 unfinished requests of at most 2"):
+        limits.check("alice", 1)
+    limits.give("alice", 1)
+    limits.check("alice", 1)
+
+
+def test_a_key_may_send_so_many_requests_within_any_minute() -> None:
+    clock = Clock()
+    limits = KeyLimits(None, 3, clock)
+    for _ in range(3):
+        limits.take("alice", 1)
+        clock.now += 10
+
+    with pytest.raises(KeyLimitError) as caught:
+        limits.check("alice", 1)
+    assert caught.value.retry_after == 30
+    with pytest.raises(KeyLimitError) as caught:
+        limits.check("alice", 2)
+    assert caught.value.retry_after == 40
+    clock.now += 30
+    limits.check("alice", 1)
+
+
+def test_more_than_a_minute_allows_is_refused_without_a_history() -> None:
+    with pytest.raises(KeyLimitError):
+        KeyLimits(None, 3, Clock()).check("alice", 4)
+
+
+def test_a_refused_request_takes_nothing_from_its_key() -> None:
+    limits = KeyLimits(5, None, Clock())
+    admission = Admission(1, None, lambda: 0, limits)
+    enter_request(RequestContext(key_name="alice"))
+
+    with admission.admit(), pytest.raises(QueueFullError):
+        admission.admit()
+    limits.check("alice", 5)
+    enter_request(RequestContext())

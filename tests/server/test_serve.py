@@ -216,6 +216,36 @@ def test_a_client_that_goes_away_frees_its_blocks(byte_bpe_dir: Path, stream: bo
     assert run.run(script) == 0
 
 
+def test_sighup_reads_the_keys_again(
+    byte_bpe_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    path = tmp_path / "keys"
+    path.write_text("alice:old")
+    run = Run(byte_bpe_dir, ScriptedExecutor(HELLO), api_key_file=str(path))
+
+    def status(client: httpx.Client, key: str) -> int:
+        return client.get("/version", headers={"Authorization": f"Bearer {key}"}).status_code
+
+    def script(client: httpx.Client) -> None:
+        wait_until_ready(client)
+        assert (status(client, "old"), status(client, "new")) == (200, 401)
+        path.write_text("alice:new\nbob:other")
+        os.kill(os.getpid(), signal.SIGHUP)
+        while status(client, "new") != 200:
+            time.sleep(0.01)
+        assert status(client, "old") == 401
+        path.unlink()
+        os.kill(os.getpid(), signal.SIGHUP)
+        while "the keys stay as they were" not in caplog.text:
+            time.sleep(0.01)
+        assert status(client, "new") == 200
+
+    assert run.run(script) == 0
+    assert "valid keys are alice, bob" in caplog.text
+    assert "other" not in caplog.text
+
+
 def test_g03_idle_connections_outlive_the_pools_of_clients() -> None:
     config = ServerConfig()
     uvicorn_config = serve.make_uvicorn_config(FastAPI(), config)
