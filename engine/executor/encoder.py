@@ -19,8 +19,7 @@ from octavo.engine.core.pooling import Embedding, Pooling
 from octavo.engine.core.scheduler_output import SchedulerOutput
 from octavo.engine.loader import EncoderCheckpoint
 from octavo.engine.worker.memory import check_context, resolve_device, resolve_step_limits
-from octavo.engine.worker.pooler import normalize
-from octavo.engine.worker.sampler import NOT_FINITE
+from octavo.engine.worker.pooler import finish
 
 _logger = logging.getLogger(__name__)
 
@@ -78,12 +77,9 @@ class EncoderExecutor:
         failed: dict[int, str] = {}
         for batch in self._batches([item.seq_id for item in plan.scheduled if item.sample]):
             vectors = self._embed([self._prompts[seq_id] for seq_id in batch])
-            finite = vectors.isfinite().all(-1).tolist()
-            for seq_id, vector, usable in zip(batch, vectors.cpu().numpy(), finite, strict=True):
-                if usable:
-                    embeddings[seq_id] = vector
-                else:
-                    failed[seq_id] = NOT_FINITE
+            made, not_finite = finish(batch, vectors)
+            embeddings |= made
+            failed |= not_finite
         return ModelOutput({}, failed=failed, embeddings=embeddings)
 
     def shutdown(self) -> None:
@@ -103,22 +99,22 @@ class EncoderExecutor:
             yield batch
 
     def _embed(self, prompts: Sequence[Sequence[int]]) -> Tensor:
-        """Unit vectors fp32 [B, hidden] of B prompts."""
+        """Pooled states fp32 [B, hidden] of B prompts."""
         longest = max(map(len, prompts))
         padding = self._pad_token_id
         ids = torch.tensor([[*ids, *[padding] * (longest - len(ids))] for ids in prompts])
         lengths = torch.tensor([len(ids) for ids in prompts])
         mask = (torch.arange(longest) < lengths[:, None]).to(self._device)
         output = self._model(input_ids=ids.to(self._device), attention_mask=mask.long())
-        states = output.last_hidden_state.float()
+        states: Tensor = output.last_hidden_state.float()
         match self._pooling:
             case Pooling.CLS:
-                return normalize(states[:, 0])
+                return states[:, 0]
             case Pooling.LAST:
-                return normalize(states[torch.arange(len(prompts)), lengths - 1])
+                return states[torch.arange(len(prompts)), lengths - 1]
             case Pooling.MEAN:
                 # The sum has the direction of the mean.
-                return normalize((states * mask[..., None]).sum(1))
+                return (states * mask[..., None]).sum(1)
 
 
 def _load(checkpoint: EncoderCheckpoint, load: LoadConfig) -> Any:  # noqa: ANN401 - untyped library

@@ -40,24 +40,19 @@ class Pooler:
 
         Returns the embeddings of sequences whose last token it computed, and those that failed.
         """
-        embeddings: dict[int, Embedding] = {}
-        failed: dict[int, str] = {}
         if not self._poolings:
-            return embeddings, failed
+            return {}, {}
+        ended: list[int] = []
         for place, item in enumerate(scheduled):
-            if item.seq_id not in self._poolings:
-                continue
-            start = int(step.start[place])
-            states = hidden[start : start + item.num_tokens]
-            self._gather(item, int(step.first[place]), states)
-            if not item.sample:
-                continue
-            vector = normalize(self._sums.pop(item.seq_id))
-            if bool(vector.isfinite().all()):
-                embeddings[item.seq_id] = vector.cpu().numpy()
-            else:
-                failed[item.seq_id] = NOT_FINITE
-        return embeddings, failed
+            if item.seq_id in self._poolings:
+                start = int(step.start[place])
+                states = hidden[start : start + item.num_tokens]
+                self._gather(item, int(step.first[place]), states)
+                if item.sample:
+                    ended.append(item.seq_id)
+        if not ended:
+            return {}, {}
+        return finish(ended, torch.stack([self._sums.pop(seq_id) for seq_id in ended]))
 
     def _gather(self, item: ScheduledSequence, first: int, states: Tensor) -> None:
         pooling = self._poolings[item.seq_id]
@@ -72,6 +67,13 @@ class Pooler:
             self._sums[item.seq_id] = states[-1].float()
 
 
-def normalize(vectors: Tensor) -> Tensor:
-    """Return `vectors` [..., hidden] with length 1; those of length 0 stay."""
-    return torch.nn.functional.normalize(vectors, dim=-1)
+def finish(seq_ids: Sequence[int], vectors: Tensor) -> tuple[dict[int, Embedding], dict[int, str]]:
+    """Bring `vectors` fp32 [B, hidden] of B sequences to length 1.
+
+    Returns the embeddings, and why the others have none.
+    """
+    vectors = torch.nn.functional.normalize(vectors, dim=-1).cpu()
+    finite = vectors.isfinite().all(-1).tolist()
+    rows = zip(seq_ids, vectors.numpy(), strict=True)
+    embeddings = {seq_id: row for (seq_id, row), usable in zip(rows, finite, strict=True) if usable}
+    return embeddings, {seq_id: NOT_FINITE for seq_id in seq_ids if seq_id not in embeddings}

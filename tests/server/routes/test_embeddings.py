@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -155,3 +156,26 @@ async def test_an_input_that_fails_ends_the_request(drawn: MakeSettings) -> None
         response = await app.post(PATH, input=["a", "b"])
     assert response.status_code in (500, 503)
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_a_client_that_leaves_frees_everything(drawn: MakeSettings) -> None:
+    async with served(drawn(max_num_seqs=4)) as app:
+        app.executor.before_step = lambda step: time.sleep(0.02)
+        task = asyncio.create_task(app.post(PATH, input=["text"] * 300))
+        await asyncio.sleep(0.1)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert await app.is_alive()
+
+
+async def test_a_full_queue_is_told(drawn: MakeSettings) -> None:
+    settings = drawn(max_num_seqs=2)
+    settings.server["max_num_queued_reqs"] = 0
+    async with served(settings) as app:
+        app.executor.before_step = lambda step: time.sleep(0.02)
+        first = asyncio.create_task(app.post(PATH, input=["text"] * 20))
+        await asyncio.sleep(0.05)
+        second = await app.post(PATH, input="text")
+        assert second.status_code == 429
+        assert second.json()["error"]["code"] == "queue_full"
+        assert (await first).status_code == 200

@@ -166,6 +166,7 @@ async def test_forms_of_input_make_the_prompt_of_the_chat_route(
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input", None),
         ({"input": [{"role": "robot", "content": "hi"}]}, "input", None),
         ({"input": [{"role": "user"}]}, "input", None),
+        ({"input": [{"role": "robot", "content": 5}] * 5000}, "input", None),
         ({"input": [{"role": "user", "content": []}]}, "input", None),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input", None),
         ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input", None),
@@ -197,6 +198,7 @@ async def test_bad_requests(
     async with served(scripted(SCRIPT)) as app:
         response = await app.post(PATH, **BODY | fields)
         assert response.status_code == 400
+        assert len(response.content) < 16 * 1024
         error = response.json()["error"]
         assert error["param"] == param
         assert error["code"] == code
