@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub.utils import filter_repo_objects
 
 from octavo.config.load import LoadConfig
 from octavo.engine.core.errors import CheckpointError
 from octavo.engine.core.pooling import EmbeddingSpec, Pooling
-from octavo.engine.loader import resolve_checkpoint
+from octavo.engine.loader import hub, resolve_checkpoint
 from octavo.engine.loader.embedding import read_embedding_spec
 
 MEAN = {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
@@ -88,3 +89,22 @@ def test_attention_to_later_tokens_is_refused(tmp_path: Path) -> None:
     write(tmp_path, None, model_type="llama", is_causal=False)
     with pytest.raises(CheckpointError, match="later tokens"):
         resolve_checkpoint(LoadConfig(model=str(tmp_path)))
+
+
+def test_a_download_takes_the_pooling_and_no_other_subfolder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    files = ["config.json", "1_Pooling/config.json", "onnx/config.json", "onnx/model.safetensors"]
+    taken: list[str] = []
+
+    def fake(hub_id: str, *, allow_patterns: Any, ignore_patterns: Any, **_: Any) -> str:
+        taken.extend(
+            filter_repo_objects(
+                files, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
+            )
+        )
+        return str(tmp_path)
+
+    monkeypatch.setattr(hub, "snapshot_download", fake)
+    hub.download("org/model", LoadConfig(), weights=True)
+    assert taken == ["config.json", "1_Pooling/config.json"]
