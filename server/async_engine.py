@@ -10,8 +10,8 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from octavo.engine.core.errors import (
@@ -29,6 +29,7 @@ from octavo.engine.engine_loop import Heartbeat
 from octavo.engine.output_processor import ChoiceOutput, OutputProcessor, merge_outputs
 from octavo.engine.tokenizer import Tokenizer
 from octavo.server.context import RequestContext, current_request
+from octavo.server.diagnostics import LastRequests, RequestTrace, describe_params
 from octavo.server.handoff import Handoff
 from octavo.server.metrics import RequestSummary, RequestTimes, ServerMetrics
 
@@ -164,6 +165,7 @@ class AsyncEngine:
         self._stats = EngineStats()
         self._failure: str | None = None
         self._num_waiting_tokens = 0
+        self._last_requests = LastRequests()
         self._replies: set[asyncio.Future[bool]] = set()
 
     def start(self) -> None:
@@ -191,6 +193,10 @@ class AsyncEngine:
     def stats(self) -> EngineStats:
         """The engine's last snapshot."""
         return self._stats
+
+    def last_requests(self) -> list[str]:
+        """Return a line for each of the last requests: their settings, never their text."""
+        return self._last_requests.describe(time.monotonic())
 
     def num_waiting_tokens(self) -> int:
         """Prompt tokens of the requests whose first step has not come yet."""
@@ -291,12 +297,21 @@ class AsyncEngine:
         self._streams[request.request_id] = stream
         self._num_waiting_tokens += len(request.prompt_token_ids)
         context.entered = True
+        self._last_requests.add(
+            RequestTrace(
+                request.request_id,
+                context.key_name,
+                len(request.prompt_token_ids),
+                request.params,
+                stream.arrival,
+            )
+        )
         if self._log_requests:
             logger.info(
                 "Request %s: %d prompt tokens, %s",
                 request.request_id,
                 len(request.prompt_token_ids),
-                _describe(request.params),
+                describe_params(request.params),
             )
         return stream
 
@@ -413,18 +428,6 @@ def _resolve(answer: asyncio.Future[bool], value: bool) -> None:
 
 def _dead() -> EngineDeadError:
     return EngineDeadError("The engine has failed and serves no more requests")
-
-
-def _describe(params: SamplingParams) -> str:
-    """List what differs from the defaults; of what may hold a client's text, only the length."""
-    parts = []
-    values = asdict(params)
-    for setting in fields(params):
-        value = values[setting.name]
-        if value != setting.default and value not in ((), {}):
-            is_sized = isinstance(value, tuple | Mapping)
-            parts.append(f"{setting.name}={f'{len(value)} given' if is_sized else value}")
-    return " ".join(parts)
 
 
 def _summary(stream: _Stream) -> RequestSummary:

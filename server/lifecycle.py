@@ -1,6 +1,7 @@
 """Where the server stands: starting, ready, draining or failed."""
 
 import asyncio
+import time
 from enum import StrEnum
 
 from octavo.engine.core.errors import EngineDeadError, NotReadyError
@@ -28,6 +29,8 @@ class Lifecycle:
         self._phase = Phase.STARTING
         self._failure: str | None = None
         self._started = asyncio.Event()
+        self._progress = "loading the model"
+        self._progress_since = time.monotonic()
 
     async def wait_until_started(self) -> Phase:
         """Wait for the end of the start, good or bad; returns the phase then."""
@@ -38,6 +41,22 @@ class Lifecycle:
     def phase(self) -> Phase:
         """The phase now."""
         return self._phase
+
+    @property
+    def progress(self) -> str:
+        """What the start is doing, and for how long."""
+        return f"{self._progress} ({time.monotonic() - self._progress_since:.0f} s)"
+
+    @property
+    def retry_after(self) -> int | None:
+        """Seconds after which to ask again; None where that would change nothing."""
+        return {Phase.STARTING: _STARTING_RETRY_S, Phase.DRAINING: _DRAINING_RETRY_S}.get(
+            self._phase
+        )
+
+    def report_progress(self, stage: str) -> None:
+        """Note that the start has come to another stage."""
+        self._progress, self._progress_since = stage, time.monotonic()
 
     @property
     def failure(self) -> str | None:
@@ -72,7 +91,7 @@ class Lifecycle:
         """Raise NotReadyError or EngineDeadError unless requests are served."""
         if self._phase is Phase.STARTING:
             raise NotReadyError(
-                "The server is starting; the model is not loaded yet",
+                f"The server is starting: {self.progress}",
                 "server_starting",
                 _STARTING_RETRY_S,
             )

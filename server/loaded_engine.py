@@ -32,4 +32,7 @@ class LoadedEngine:
         }
 
 
-Loader = Callable[[ServerConfig, EngineConfig], LoadedEngine]
+Report = Callable[[str], None]
+"""Takes what a load is doing now, in a few words; from any thread."""
+
+Loader = Callable[[ServerConfig, EngineConfig, Report], LoadedEngine]

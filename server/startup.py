@@ -18,7 +18,7 @@ from octavo.engine.loader import Checkpoint, EncoderCheckpoint, resolve_checkpoi
 from octavo.engine.tokenizer import Tokenizer
 from octavo.server.async_engine import EngineThread, OnFatal, OnStep
 from octavo.server.chat_template import ChatTemplate
-from octavo.server.loaded_engine import LoadedEngine
+from octavo.server.loaded_engine import LoadedEngine, Report
 from octavo.server.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
@@ -27,9 +27,12 @@ AnyCheckpoint = Checkpoint | EncoderCheckpoint
 AnyExecutor = UniprocExecutor | NullExecutor | EncoderExecutor
 
 
-def load_engine(server_config: ServerConfig, engine_config: EngineConfig) -> LoadedEngine:
+def load_engine(
+    server_config: ServerConfig, engine_config: EngineConfig, report: Report
+) -> LoadedEngine:
     """Load the configured model. Raises ConfigurationError, of which CheckpointError is one."""
     started = time.monotonic()
+    report("finding the model, or downloading it")
     checkpoint = resolve_checkpoint(engine_config.load)
     logger.info("Loading %s", checkpoint.name)
     # Small files first: a fault in them shows before gigabytes are read.
@@ -39,6 +42,7 @@ def load_engine(server_config: ServerConfig, engine_config: EngineConfig) -> Loa
         tokenizer,
         server_config.chat_template_content_format,
     )
+    report(f"loading the weights of {checkpoint.name} and warming up")
     executor = _make_executor(engine_config, checkpoint)
     limits = _limits(engine_config, checkpoint, executor)
     profiled = ProfiledExecutor(executor) if server_config.enable_admin else None

@@ -12,6 +12,7 @@ from octavo.config.engine import EngineConfig
 from octavo.config.server import ServerConfig
 from octavo.engine.core.errors import ConfigurationError, NotReadyError
 from octavo.server.async_engine import AsyncEngine, TimeLimits
+from octavo.server.diagnostics import thread_stack
 from octavo.server.loaded_engine import LoadedEngine, Loader
 from octavo.server.profiling import Profiler
 from octavo.server.state import AppState, build_serving
@@ -43,8 +44,11 @@ class Supervisor:
         loop = asyncio.get_running_loop()
 
         def work() -> None:
+            def report(stage: str) -> None:
+                _call(loop, self._state.lifecycle.report_progress, stage)
+
             try:
-                loaded = load(self._server_config, self._engine_config)
+                loaded = load(self._server_config, self._engine_config, report)
             except Exception as error:  # whatever it is, the start ends with a message
                 _call(loop, self._on_load_failed, error)
             else:
@@ -121,6 +125,9 @@ class Supervisor:
 
     def _on_dead(self, reason: str) -> None:
         logger.error("The engine has failed: %s", reason)
+        if self._state.serving is not None:
+            for line in self._state.serving.engine.last_requests():
+                logger.error("Asked before: %s", line)
         self._state.lifecycle.mark_failed(reason)
 
     async def _watch(self, engine: AsyncEngine) -> None:
@@ -128,6 +135,7 @@ class Supervisor:
         while engine.failure is None:
             await asyncio.sleep(min(limit / 4, _WATCHDOG_MAX_POLL_S))
             if engine.step_seconds() > limit:
+                logger.error("The engine's thread stands here:\n%s", thread_stack("engine"))
                 engine.fail(f"a step ran longer than --watchdog-timeout ({limit:g} s)")
 
     async def _log_stats(self, engine: AsyncEngine) -> None:

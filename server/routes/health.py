@@ -20,8 +20,14 @@ State = Annotated[AppState, Depends(get_state)]
 
 
 def _status(state: AppState) -> JSONResponse:
-    phase = state.lifecycle.phase
-    return JSONResponse({"status": phase.value}, 200 if phase is Phase.READY else 503)
+    lifecycle = state.lifecycle
+    if lifecycle.phase is Phase.READY:
+        return JSONResponse({"status": lifecycle.phase.value})
+    content = {"status": lifecycle.phase.value}
+    if lifecycle.phase is Phase.STARTING:
+        content["progress"] = lifecycle.progress
+    wait = lifecycle.retry_after
+    return JSONResponse(content, 503, None if wait is None else {"Retry-After": str(wait)})
 
 
 @router.get("/health")

@@ -32,6 +32,9 @@ async def complete(served: ServedApp, **body: object) -> httpx.Response:
 async def test_g05_everything_is_503_until_ready(serve_app: ServeApp) -> None:
     loading = threading.Event()
     async with serve_app(HELLO, before_load=loading.wait) as served:
+        async with asyncio.timeout(5):
+            while "tea" not in served.state.lifecycle.progress:
+                await asyncio.sleep(0.005)
         health = await served.client.get("/health")
         models = await served.client.get("/v1/models")
         chat = await served.client.post("/v1/chat/completions", json=CHAT)
@@ -40,11 +43,13 @@ async def test_g05_everything_is_503_until_ready(serve_app: ServeApp) -> None:
         ready = await served.client.get("/health")
         answer = await served.client.post("/v1/chat/completions", json=CHAT)
 
-    assert (health.status_code, health.json()) == (503, {"status": "starting"})
+    assert health.status_code == 503 and int(health.headers["retry-after"]) >= 1
+    assert health.json() == {"status": "starting", "progress": "reading tea leaves (0 s)"}
     for refused in (models, chat):
         assert refused.status_code == 503
         assert int(refused.headers["retry-after"]) >= 1
         assert error_of(refused)["code"] == "server_starting"
+        assert "reading tea leaves" in str(error_of(refused)["message"])
     assert (ready.status_code, ready.json()) == (200, {"status": "ready"})
     assert answer.json()["choices"][0]["message"]["content"] == "hello"
 
@@ -256,15 +261,21 @@ async def test_f08_a_dead_engine_answers_503_at_once(serve_app: ServeApp) -> Non
     assert (refused.status_code, error_of(refused)["code"]) == (503, "engine_dead")
 
 
-async def test_f08_the_watchdog_ends_a_step_that_hangs(serve_app: ServeApp) -> None:
+async def test_f08_the_watchdog_ends_a_step_that_hangs(
+    serve_app: ServeApp, caplog: pytest.LogCaptureFixture
+) -> None:
     async with serve_app(HELLO, watchdog_timeout=0.1) as served:
         await served.wait_for(Phase.READY)
         served.executor.gate.clear()
         async with asyncio.timeout(5):
-            answer = await complete(served)
+            answer = await complete(served, prompt="xyzzy", stop=["plugh"], max_tokens=7)
         await served.wait_for(Phase.FAILED)
 
     assert (answer.status_code, error_of(answer)["code"]) == (503, "engine_dead")
+    # The log says where the engine hung and what it was asked, in settings and not in words.
+    assert "gate.wait()" in caplog.text
+    assert "max_tokens=7" in caplog.text and "stop=1 given" in caplog.text
+    assert "xyzzy" not in caplog.text and "plugh" not in caplog.text
 
 
 async def test_an_idle_engine_never_trips_the_watchdog(serve_app: ServeApp) -> None:

@@ -77,7 +77,7 @@ async def rig(byte_bpe_dir: Path) -> AsyncIterator[Open]:
     @asynccontextmanager
     async def open_rig(script: list[int], **options: Any) -> AsyncIterator[Rig]:
         executor = ScriptedExecutor(script)
-        loaded = fake_loader(byte_bpe_dir, executor)(ServerConfig(), EngineConfig())
+        loaded = fake_loader(byte_bpe_dir, executor)(ServerConfig(), EngineConfig(), str.strip)
         deaths: list[str] = []
         engine = AsyncEngine(
             loaded.make_thread,

@@ -15,7 +15,7 @@ from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.tokenizer import Tokenizer
 from octavo.server.async_engine import EngineThread, OnFatal, OnStep
 from octavo.server.chat_template import ChatTemplate
-from octavo.server.loaded_engine import LoadedEngine
+from octavo.server.loaded_engine import LoadedEngine, Loader, Report
 from octavo.server.served_model import ServedModel
 
 NUM_BLOCKS = 64
@@ -77,10 +77,13 @@ def fake_loader(
     *,
     max_num_seqs: int = 8,
     before: Callable[[], None] = lambda: None,
-) -> Callable[[ServerConfig, EngineConfig], LoadedEngine]:
+) -> Loader:
     """Return what `create_app` loads its engine by; `before` runs in the loader's thread."""
 
-    def load(server_config: ServerConfig, engine_config: EngineConfig) -> LoadedEngine:
+    def load(
+        server_config: ServerConfig, engine_config: EngineConfig, report: Report
+    ) -> LoadedEngine:
+        report("reading tea leaves")
         before()
         tokenizer = Tokenizer.from_directory(tokenizer_dir)
         limits = EngineLimits(

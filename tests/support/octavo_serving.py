@@ -30,7 +30,7 @@ from octavo.engine.tokenizer import Tokenizer
 from octavo.server.app import create_app
 from octavo.server.async_engine import EngineThread, OnFatal, OnStep
 from octavo.server.chat_template import ChatTemplate
-from octavo.server.loaded_engine import LoadedEngine, Loader
+from octavo.server.loaded_engine import LoadedEngine, Loader, Report
 from octavo.server.served_model import ServedModel
 
 BLOCK_SIZE = 16
@@ -208,7 +208,9 @@ class TableSettings:
     def loader(self) -> Loader:
         """Return what the application loads its engine with."""
 
-        def load(server_config: ServerConfig, engine_config: EngineConfig) -> LoadedEngine:
+        def load(
+            server_config: ServerConfig, engine_config: EngineConfig, report: Report
+        ) -> LoadedEngine:
             executor = TableExecutor(self.table, self.num_blocks)
             self.executors.append(executor)
             limits = EngineLimits(
