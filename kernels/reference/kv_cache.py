@@ -21,3 +21,13 @@ def copy_blocks(key_cache: Tensor, value_cache: Tensor, src: Tensor, dst: Tensor
     """See `octavo.kernels.ops.copy_blocks`."""
     for cache in (key_cache, value_cache):
         cache.index_copy_(0, dst, cache.index_select(0, src))
+
+
+def swap_blocks(source: Tensor, target: Tensor, source_ids: Tensor, target_ids: Tensor) -> None:
+    """Copies blocks `source_ids` [n] of one cache to blocks `target_ids` [n] of another, in place.
+
+    Caches are [blocks, ...] with blocks of one shape and dtype and may be on different devices;
+    ids are int64, and `target_ids` holds none twice.
+    """
+    blocks = source[source_ids.to(source.device)]
+    target[target_ids.to(target.device)] = blocks.to(target.device)

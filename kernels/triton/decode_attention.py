@@ -1,0 +1,197 @@
+"""Attention of sequences with one query token, split over the cached tokens (Flash-Decoding).
+
+One program takes one (sequence, KV head, split). The G = Hq / Hkv query heads that share a KV head
+are the rows of its tile, so keys and values are read once. A split always covers the same
+SPLIT_TOKENS positions, whatever else is in the batch, so a sequence's sums are added up in the
+same order alone and in company. With several splits each leaves (acc, peak, total) in scratch
+memory and `merge_splits` combines them.
+
+B sequences   S splits   D head size
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.kernels.attention_args import PagedBatch
+from octavo.kernels.cache_args import PagedCache
+from octavo.kernels.triton.attention_tile import LOG2_E, MIN_DOT, attend_tile
+from octavo.kernels.triton.merge_splits import merge_splits
+
+SPLIT_TOKENS = 512
+"""Scratch traffic is 2 * 4 * G * D bytes per split of 2 * 2 * SPLIT_TOKENS * D bytes: under 2 % for
+G = 4, while 4k tokens still give 8 programs per KV head."""
+
+
+@triton.jit
+def _decode_kernel(
+    q_ptr,
+    key_ptr,
+    value_ptr,
+    key_scale_ptr,
+    value_scale_ptr,
+    out_ptr,
+    acc_ptr,
+    stats_ptr,
+    tables_ptr,
+    seq_lens_ptr,
+    query_start_ptr,
+    q_token_stride: tl.int64,
+    q_head_stride: tl.int64,
+    out_token_stride: tl.int64,
+    out_head_stride: tl.int64,
+    block_stride: tl.int64,
+    head_stride: tl.int64,
+    row_stride: tl.int64,
+    table_stride: tl.int64,
+    score_scale,
+    soft_cap,
+    window,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_PAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    SPLIT: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    WINDOW: tl.constexpr,
+):
+    sequence = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1).to(tl.int64)
+    split = tl.program_id(2)
+    token = tl.load(query_start_ptr + sequence).to(tl.int64)
+    if tl.load(query_start_ptr + sequence + 1) - token != 1:
+        return
+    seq_len = tl.load(seq_lens_ptr + sequence)
+    first = 0
+    if WINDOW:
+        first = tl.maximum(seq_len - window, 0)
+    begin = split * SPLIT
+    end = tl.minimum(begin + SPLIT, seq_len)
+    # The merge reads the same splits and no others. An only split writes zeros when empty.
+    if SPLITS > 1 and (begin >= seq_len or begin + SPLIT <= first):
+        return
+
+    rows = tl.arange(0, ROWS)
+    columns = tl.arange(0, HEAD_PAD)
+    heads = kv_head * GROUP + rows
+    kept = (rows < GROUP)[:, None] & (columns < HEAD_DIM)[None, :]
+    q_offsets = token * q_token_stride + heads[:, None] * q_head_stride + columns[None, :]
+    q = tl.load(q_ptr + q_offsets, mask=kept, other=0.0)
+    if key_scale_ptr is not None:
+        score_scale *= tl.load(key_scale_ptr + kv_head)
+    key_ptr += kv_head * head_stride
+    value_ptr += kv_head * head_stride
+    table_ptr = tables_ptr + sequence * table_stride
+
+    acc = tl.zeros((ROWS, HEAD_PAD), tl.float32)
+    peak = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    first_seen = tl.zeros((ROWS,), tl.int32) + first
+    end_seen = tl.zeros((ROWS,), tl.int32) + seq_len
+    # Tiles begin at multiples of TILE. Those that no edge cuts run without masks.
+    full_begin = begin
+    if WINDOW:
+        begin = tl.maximum(begin, first // TILE * TILE)
+        full_begin = tl.maximum(begin, (first + TILE - 1) // TILE * TILE)
+        if begin < full_begin:
+            acc, peak, total = attend_tile(
+                acc, peak, total, q, first_seen, end_seen, key_ptr, value_ptr, table_ptr, begin,
+                end, block_stride, row_stride, score_scale, soft_cap, HEAD_DIM, BLOCK_SIZE, TILE,
+                SOFT_CAP, True,
+            )  # fmt: skip
+    full_end = tl.maximum(end // TILE * TILE, full_begin)
+    for start in range(full_begin, full_end, TILE):
+        acc, peak, total = attend_tile(
+            acc, peak, total, q, first_seen, end_seen, key_ptr, value_ptr, table_ptr, start, end,
+            block_stride, row_stride, score_scale, soft_cap, HEAD_DIM, BLOCK_SIZE, TILE, SOFT_CAP,
+            False,
+        )  # fmt: skip
+    if full_end < end:
+        acc, peak, total = attend_tile(
+            acc, peak, total, q, first_seen, end_seen, key_ptr, value_ptr, table_ptr, full_end,
+            end, block_stride, row_stride, score_scale, soft_cap, HEAD_DIM, BLOCK_SIZE, TILE,
+            SOFT_CAP, True,
+        )  # fmt: skip
+
+    if value_scale_ptr is not None:
+        acc *= tl.load(value_scale_ptr + kv_head)
+    if SPLITS == 1:
+        out = acc / tl.where(total > 0, total, 1.0)[:, None]
+        out_offsets = token * out_token_stride + heads[:, None] * out_head_stride + columns[None, :]
+        tl.store(out_ptr + out_offsets, out.to(out_ptr.dtype.element_ty), mask=kept)
+    else:
+        num_heads = tl.num_programs(1).to(tl.int64) * GROUP
+        place = (sequence * num_heads + heads) * SPLITS + split
+        tl.store(acc_ptr + place[:, None] * HEAD_DIM + columns[None, :], acc, mask=kept)
+        tl.store(stats_ptr + place * 2, peak, mask=rows < GROUP)
+        tl.store(stats_ptr + place * 2 + 1, total, mask=rows < GROUP)
+
+
+def decode_attention(
+    q: Tensor,
+    cache: PagedCache,
+    batch: PagedBatch,
+    out: Tensor,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+) -> None:
+    """Writes the rows of `out` [T, Hq, D] that belong to sequences with one query token.
+
+    The other rows stay as they are. Arguments as `paged_attention`, which has checked them.
+    """
+    sequences = batch.seq_lens.shape[0]
+    _, heads, head_dim = q.shape
+    _, kv_heads, block_size, _ = cache.key.shape
+    group = heads // kv_heads
+    splits = triton.next_power_of_2(triton.cdiv(batch.max_seq_len, SPLIT_TOKENS))
+    acc = stats = out
+    if splits > 1:
+        # Never cleared: the merge reads only what a split has written.
+        scratch = (sequences, heads, splits)
+        acc = torch.empty((*scratch, head_dim), dtype=torch.float32, device=q.device)
+        stats = torch.empty((*scratch, 2), dtype=torch.float32, device=q.device)
+    wide = q.dtype == torch.float32
+    head_pad = max(MIN_DOT, triton.next_power_of_2(head_dim))
+    _decode_kernel[(sequences, kv_heads, splits)](
+        q,
+        cache.key,
+        cache.value,
+        cache.key_scale,
+        cache.value_scale,
+        out,
+        acc,
+        stats,
+        batch.block_tables,
+        batch.seq_lens,
+        batch.query_start_loc,
+        q.stride(0),
+        q.stride(1),
+        out.stride(0),
+        out.stride(1),
+        cache.key.stride(0),
+        cache.key.stride(1),
+        cache.key.stride(2),
+        batch.block_tables.stride(0),
+        scale if soft_cap is not None else scale * LOG2_E.value,
+        soft_cap or 0.0,
+        window or 0,
+        GROUP=group,
+        ROWS=max(MIN_DOT, triton.next_power_of_2(group)),
+        HEAD_DIM=head_dim,
+        HEAD_PAD=head_pad,
+        BLOCK_SIZE=block_size,
+        TILE=(32 if wide else 64) if head_pad <= 128 else (16 if wide else 32),
+        SPLIT=SPLIT_TOKENS,
+        SPLITS=splits,
+        SOFT_CAP=soft_cap is not None,
+        WINDOW=window is not None,
+        num_warps=4,
+        num_stages=2 if wide else 3,
+    )
+    if splits > 1:
+        merge_splits(acc, stats, batch, out, SPLIT_TOKENS, window)

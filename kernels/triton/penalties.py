@@ -1,0 +1,76 @@
+"""Repetition, frequency and presence penalties, in place."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.kernels.seeded_args import Penalties, TokenCounts
+from octavo.kernels.triton.host import check, check_rows_dense, check_same_device
+
+_TILE = 4096
+
+
+@triton.jit(do_not_specialize=["size"])
+def _penalize_kernel(
+    logits_ptr,
+    bits_ptr,
+    outputs_ptr,
+    repetition_ptr,
+    frequency_ptr,
+    presence_ptr,
+    size,
+    logits_stride: tl.int64,
+    bits_stride: tl.int64,
+    outputs_stride: tl.int64,
+    TILE: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    repetition = tl.load(repetition_ptr + row)
+    frequency = tl.load(frequency_ptr + row)
+    presence = tl.load(presence_ptr + row)
+    if (repetition == 1.0) & (frequency == 0.0) & (presence == 0.0):
+        return
+    ids = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    kept = ids < size
+    logits = tl.load(logits_ptr + row * logits_stride + ids, mask=kept)
+    words = tl.load(bits_ptr + row * bits_stride + ids // 32, mask=kept, other=0)
+    counts = tl.load(outputs_ptr + row * outputs_stride + ids, mask=kept, other=0)
+    seen = (((words >> (ids % 32)) & 1) != 0) | (counts > 0)
+    repeated = tl.where(logits > 0, logits / repetition, logits * repetition)
+    out = tl.where(seen, repeated, logits)
+    out -= frequency * counts.to(tl.float32)
+    out -= tl.where(counts > 0, presence, 0.0)
+    tl.store(logits_ptr + row * logits_stride + ids, out, mask=kept)
+
+
+def penalize(logits: Tensor, counts: TokenCounts, penalties: Penalties) -> None:
+    """See `octavo.kernels.reference.penalize`."""
+    rows, size = logits.shape
+    vectors = (penalties.repetition, penalties.frequency, penalties.presence)
+    check(logits.dtype == torch.float32, f"logits of {logits.dtype}")
+    words = (rows, triton.cdiv(size, 32))
+    check(counts.prompt_bits.shape == words, f"prompt bits must be {words}")
+    check(counts.outputs.shape == logits.shape, f"output counts must be {tuple(logits.shape)}")
+    check(
+        counts.prompt_bits.dtype == torch.int32 and counts.outputs.dtype == torch.int32,
+        "token counts must be int32",
+    )
+    for vector in vectors:
+        right = vector.shape == (rows,) and vector.dtype == torch.float32
+        check(right, f"penalties must be float32 [{rows}]")
+    for name, x in (("logits", logits), ("bits", counts.prompt_bits), ("counts", counts.outputs)):
+        check_rows_dense(name, x)
+    check_same_device(logits, counts.prompt_bits, counts.outputs, *vectors)
+    _penalize_kernel[(rows, triton.cdiv(size, _TILE))](
+        logits,
+        counts.prompt_bits,
+        counts.outputs,
+        *vectors,
+        size,
+        logits.stride(0),
+        counts.prompt_bits.stride(0),
+        counts.outputs.stride(0),
+        TILE=_TILE,
+        num_warps=4,
+    )

@@ -1,0 +1,101 @@
+"""Linear layers: a skinny kernel for the fewest rows, the vendor's library for all others.
+
+With a few rows the time is that of reading the weight once. The kernel lets each program stream
+_COLUMNS rows of the weight past all rows of x, padded to the smallest tensor-core tile.
+"""
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.kernels.reference.projection import PlainWeight, embedding, pack_linear
+from octavo.kernels.triton.host import check, check_rows_dense, check_same_device
+
+__all__ = ["embedding", "linear", "pack_linear", "skinny_linear"]
+
+SKINNY_ROWS = 4
+"""Most rows that `linear` gives to the kernel."""
+
+_ROWS = 16
+_COLUMNS = 16
+_DEPTH = 256
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _skinny_kernel(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    out_ptr,
+    num_rows,
+    x_stride: tl.int64,
+    weight_stride: tl.int64,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    rows = tl.arange(0, ROWS)
+    columns = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    depth = tl.arange(0, DEPTH)
+    # Rows past the end read the last row again: no mask in the loop, and nothing is stored.
+    x_rows = tl.minimum(rows, num_rows - 1).to(tl.int64)
+    x_place = x_ptr + x_rows[:, None] * x_stride + depth[None, :]
+    weight_rows = tl.minimum(columns, N - 1)
+    weight_place = weight_ptr + weight_rows[:, None] * weight_stride + depth[None, :]
+    acc = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, K // DEPTH * DEPTH, DEPTH):
+        x = tl.load(x_place + start)
+        weight = tl.load(weight_place + start)
+        acc = tl.dot(x, tl.trans(weight), acc, input_precision="ieee")
+    if K % DEPTH != 0:
+        start = K // DEPTH * DEPTH
+        kept = (start + depth < K)[None, :]
+        x = tl.load(x_place + start, mask=kept, other=0.0)
+        weight = tl.load(weight_place + start, mask=kept, other=0.0)
+        acc = tl.dot(x, tl.trans(weight), acc, input_precision="ieee")
+    if bias_ptr is not None:
+        acc += tl.load(bias_ptr + weight_rows).to(tl.float32)[None, :]
+    kept = (rows < num_rows)[:, None] & (columns < N)[None, :]
+    offsets = rows.to(tl.int64)[:, None] * N + columns[None, :]
+    tl.store(out_ptr + offsets, acc.to(out_ptr.dtype.element_ty), mask=kept)
+
+
+def linear(x: Tensor, packed: PlainWeight) -> Tensor:
+    """See `octavo.kernels.ops.linear`."""
+    if x.shape[0] <= SKINNY_ROWS and x.dtype != torch.float32:
+        return skinny_linear(x, packed)
+    return F.linear(x, packed.weight, packed.bias)
+
+
+def skinny_linear(x: Tensor, packed: PlainWeight) -> Tensor:
+    """As `linear` for x [T, K] with 1 <= T <= 16."""
+    rows, depth = x.shape
+    columns = packed.weight.shape[0]
+    check(1 <= rows <= _ROWS, f"{rows} rows; the kernel takes 1 to {_ROWS}")
+    check(packed.weight.shape[1] == depth, f"x {x.shape}, weight {packed.weight.shape}")
+    check(packed.weight.dtype == x.dtype, f"x {x.dtype}, weight {packed.weight.dtype}")
+    check_rows_dense("x", x)
+    check_rows_dense("weight", packed.weight)
+    check_same_device(x, packed.weight)
+    out = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
+    _skinny_kernel[(triton.cdiv(columns, _COLUMNS),)](
+        x,
+        packed.weight,
+        packed.bias,
+        out,
+        rows,
+        x.stride(0),
+        packed.weight.stride(0),
+        N=columns,
+        K=depth,
+        ROWS=_ROWS,
+        COLUMNS=_COLUMNS,
+        DEPTH=_DEPTH,
+        num_warps=4,
+        num_stages=4,
+    )
+    return out

@@ -1,0 +1,241 @@
+"""Decode, prefill and mixed attention against the twin, over caches full of NaN."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+from triton.runtime.interpreter import GridExecutor
+
+from octavo.kernels import reference, triton
+from octavo.kernels.cache_args import PagedCache
+from octavo.kernels.triton import decode_attention
+
+
+@dataclass(frozen=True)
+class Batch:
+    block_tables: Tensor
+    seq_lens: Tensor
+    query_start_loc: Tensor
+    max_query_len: int
+    max_seq_len: int
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sequences as (query tokens, tokens in all) in shuffled blocks; unwritten rows are NaN."""
+
+    sequences: tuple[tuple[int, int], ...]
+    heads: int = 4
+    kv_heads: int = 2
+    size: int = 64
+    block_size: int = 16
+
+    def build(self) -> tuple[Tensor, Tensor, Tensor, Batch]:
+        generator = torch.Generator().manual_seed(0)
+        lengths = [length for _, length in self.sequences]
+        widths = [-(-length // self.block_size) for length in lengths]
+        order = torch.randperm(sum(widths) + 3, generator=generator).to(torch.int32)
+        shape = (len(order), self.kv_heads, self.block_size, self.size)
+        keys, values = torch.full(shape, torch.nan), torch.full(shape, torch.nan)
+        # Entries past the end name a block that does not exist.
+        tables = torch.full((len(lengths), max(widths) + 1), 1 << 30, dtype=torch.int32)
+        for row, (length, width) in enumerate(zip(lengths, widths, strict=True)):
+            tables[row, :width], order = order[:width], order[width:]
+            for position in range(length):
+                place = (
+                    tables[row, position // self.block_size],
+                    slice(None),
+                    position % self.block_size,
+                )
+                for cache in (keys, values):
+                    cache[place] = torch.randn(self.kv_heads, self.size, generator=generator)
+        queries = [count for count, _ in self.sequences]
+        q = torch.randn(sum(queries), self.heads, self.size, generator=generator)
+        starts = torch.tensor([0, *queries]).cumsum(0).to(torch.int32)
+        lens = torch.tensor(lengths, dtype=torch.int32)
+        return q, keys, values, Batch(tables, lens, starts, max(queries), max(lengths))
+
+
+def check(case: Case, window: int | None = None, soft_cap: float | None = None) -> None:
+    q, keys, values, batch = case.build()
+    out = triton.paged_attention(q, keys, values, batch, 0.2, window, soft_cap)
+    in_tables = Batch(
+        batch.block_tables.where(batch.block_tables < len(keys), 0),
+        batch.seq_lens,
+        batch.query_start_loc,
+        batch.max_query_len,
+        batch.max_seq_len,
+    )
+    expected = reference.paged_attention(q, keys, values, in_tables, 0.2, window, soft_cap)
+    # Both compute in fp32, in another order.
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+
+
+DECODES = tuple((1, length) for length in (1, 15, 16, 17, 31, 32, 33, 70))
+MIXED = ((1, 9), (6, 6), (1, 33), (20, 37), (17, 17), (1, 1), (2, 18))
+
+
+@pytest.mark.parametrize("heads", [(2, 2), (6, 2), (7, 1), (8, 1)], ids=str)
+@pytest.mark.parametrize("sequences", [DECODES, MIXED], ids=["decode", "mixed"])
+def test_query_heads_share_kv_heads(
+    sequences: tuple[tuple[int, int], ...], heads: tuple[int, int]
+) -> None:
+    check(Case(sequences, *heads))
+
+
+def test_more_query_heads_per_kv_head_than_a_tile_has_rows() -> None:
+    check(Case(MIXED[:4], 17, 1))
+
+
+@pytest.mark.parametrize("size", [16, 80, 96, 128, 256])
+def test_head_sizes(size: int) -> None:
+    check(Case(MIXED[:4], size=size))
+
+
+@pytest.mark.parametrize("window", [1, 16, 17, 30, 1000])
+@pytest.mark.parametrize("sequences", [DECODES, MIXED], ids=["decode", "mixed"])
+def test_windows(sequences: tuple[tuple[int, int], ...], window: int) -> None:
+    check(Case(sequences), window=window)
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_soft_cap(window: int | None) -> None:
+    check(Case(MIXED), window, soft_cap=0.7)
+
+
+@pytest.mark.parametrize("block_size", [1, 5, 64])
+def test_block_sizes(block_size: int) -> None:
+    check(Case(MIXED, block_size=block_size))
+
+
+@pytest.fixture
+def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Splits of two tiles, and scratch memory full of NaN."""
+
+    def full_of_nan(*args: object, **kwargs: object) -> Tensor:
+        return torch.zeros(*args, **kwargs).fill_(torch.nan)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(decode_attention, "SPLIT_TOKENS", 64)
+    monkeypatch.setattr(decode_attention.torch, "empty", full_of_nan)
+
+
+SPLIT = tuple((1, length) for length in (1, 63, 64, 65, 128, 200, 300))
+
+
+@pytest.mark.usefixtures("short_splits")
+@pytest.mark.parametrize("window", [None, 1, 64, 100])
+def test_splits_are_merged(window: int | None) -> None:
+    check(Case(SPLIT), window)
+
+
+@pytest.mark.usefixtures("short_splits")
+def test_a_sequence_alone_and_in_company_gives_the_same_bits() -> None:
+    q, keys, values, batch = Case(SPLIT).build()
+    together = triton.paged_attention(q, keys, values, batch, 0.2, None, None)
+    for row, (_, length) in enumerate(SPLIT):
+        alone = Batch(
+            batch.block_tables[row : row + 1],
+            batch.seq_lens[row : row + 1],
+            torch.tensor([0, 1], dtype=torch.int32),
+            1,
+            length,
+        )
+        out = triton.paged_attention(q[row : row + 1], keys, values, alone, 0.2, None, None)
+        assert torch.equal(out[0], together[row])
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+def test_padded_rows_give_zeros_and_disturb_nobody(
+    splits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode_attention, "SPLIT_TOKENS", 64 // splits * 2)
+    q, keys, values, batch = Case(((1, 40), (1, 64), (1, 1))).build()
+    lens = torch.tensor([40, 0, 0], dtype=torch.int32)
+    padded = Batch(batch.block_tables, lens, batch.query_start_loc, 1, 64)
+    out = triton.paged_attention(q, keys, values, padded, 0.2, None, None)
+    full = triton.paged_attention(q, keys, values, batch, 0.2, None, None)
+    assert torch.equal(out[0], full[0])
+    assert torch.equal(out[1:], torch.zeros_like(out[1:]))
+
+
+def test_sequences_without_query_tokens_are_passed_over() -> None:
+    q, keys, values, batch = Case(MIXED).build()
+    # Two padded sequences behind the last.
+    none = torch.zeros(2, dtype=torch.int32)
+    end = batch.query_start_loc[-1:]
+    padded = Batch(
+        torch.cat((batch.block_tables, batch.block_tables[:2])),
+        torch.cat((batch.seq_lens, none)),
+        torch.cat((batch.query_start_loc, end, end)),
+        batch.max_query_len,
+        batch.max_seq_len,
+    )
+    out = triton.paged_attention(q, keys, values, padded, 0.2, None, None)
+    assert torch.equal(out, triton.paged_attention(q, keys, values, batch, 0.2, None, None))
+
+
+@pytest.mark.parametrize("sequences", [DECODES, MIXED], ids=["decode", "mixed"])
+def test_e4m3_cache(sequences: tuple[tuple[int, int], ...]) -> None:
+    q, keys, values, batch = Case(sequences).build()
+    batch = Batch(
+        batch.block_tables.where(batch.block_tables < len(keys), 0),
+        batch.seq_lens,
+        batch.query_start_loc,
+        batch.max_query_len,
+        batch.max_seq_len,
+    )
+    cache = PagedCache(
+        (keys * 20).to(torch.float8_e4m3fn),
+        (values * 50).to(torch.float8_e4m3fn),
+        torch.tensor([1 / 20, 1 / 10]),
+        torch.tensor([1 / 50, 1 / 30]),
+    )
+    out = triton.scaled_paged_attention(q, cache, batch, 0.2, None, None)
+    expected = reference.scaled_paged_attention(q, cache, batch, 0.2, None, None)
+    torch.testing.assert_close(out, expected, atol=4e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("query_len", [1, 3])
+def test_addresses_beyond_two_to_the_31(query_len: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The interpreter copies every storage back onto itself, which would fill 4 GiB of memory.
+    monkeypatch.setattr(GridExecutor, "_restore_args_dev", lambda *args: None)
+    block_stride, count = 700_000_000, 4
+    assert (count - 1) * block_stride < 2**31 < count * block_stride
+    q, keys, values, batch = Case(((query_len, 50),), kv_heads=1, heads=2).build()
+    # Pages that nothing touches cost no memory: two sets of blocks, far apart, in one buffer.
+    memory = torch.empty(count * block_stride + 1_000_000, dtype=torch.float16)
+    far = [
+        memory[start:].as_strided((count + 1, 1, 16, 64), (block_stride, 1024, 64, 1))
+        for start in (0, 500_000)
+    ]
+    blocks = torch.tensor([4, 0, 3, 2], dtype=torch.int32)
+    for place, block in zip(blocks.tolist(), batch.block_tables[0, :4].tolist(), strict=True):
+        far[0][place], far[1][place] = keys[block].half(), values[block].half()
+    near = [cache.half() for cache in (keys, values)]
+    far_batch = Batch(
+        blocks[None], batch.seq_lens, batch.query_start_loc, batch.max_query_len, batch.max_seq_len
+    )
+    out = triton.paged_attention(q.half(), *far, far_batch, 0.2, None, None)
+    assert torch.equal(out, triton.paged_attention(q.half(), *near, batch, 0.2, None, None))
+
+
+def test_writes_beyond_two_to_the_31(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GridExecutor, "_restore_args_dev", lambda *args: None)
+    memory = torch.empty((1 << 31) + 200_000, dtype=torch.float16)
+    cache = memory.as_strided((3, 2, 16, 64), (1 << 30, 1024, 64, 1))
+    k, v = (torch.randn(1, 2, 64).half() for _ in range(2))
+    triton.write_kv_cache(k, v, cache, cache[:, :], torch.tensor([2 * 16 + 3]))
+    assert torch.equal(cache[2, :, 3], v[0])
+
+
+def test_wrong_arguments_are_refused() -> None:
+    q, keys, values, batch = Case(((1, 4),)).build()
+    with pytest.raises(ValueError, match="head size 32 over a cache of 64"):
+        triton.paged_attention(q[..., :32], keys, values, batch, 0.2, None, None)
+    with pytest.raises(ValueError, match="key and value cache differ"):
+        triton.paged_attention(q, keys, values[:1], batch, 0.2, None, None)
+    with pytest.raises(ValueError, match="do not divide"):
+        triton.paged_attention(q[:, :3], keys, values, batch, 0.2, None, None)
+    with pytest.raises(ValueError, match=r"cache of torch\.float16 under queries"):
+        triton.paged_attention(q, keys.half(), values.half(), batch, 0.2, None, None)
