@@ -6,18 +6,21 @@ are spent on loading libraries, and the thread settings must be in place before 
 
 import logging
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
+from octavo.config.effective import describe_configs
 from octavo.config.engine import EngineConfig
 from octavo.config.env import num_cores, octavo_variables, set_thread_defaults
 from octavo.config.flags import (
     Flag,
     FlagError,
+    Setting,
     all_flags,
     build_configs,
     settings_from_file,
@@ -74,15 +77,30 @@ def _config_options(command: Callable[..., None]) -> click.Command:
             metavar="FILE",
             help=f"YAML file of settings; the keys are the flags' names. [env: {_CONFIG_VARIABLE}]",
         ),
+        click.Option(
+            ["--print-config", "print_config"],
+            is_flag=True,
+            help="Show the values in force and where each came from, and end.",
+        ),
         *(_option(flag) for flag in all_flags().values()),
     ]
     return click.Command("serve", callback=command, params=params, help=command.__doc__)
 
 
+@dataclass(frozen=True, slots=True)
+class ReadConfigs:
+    """The configuration, the settings it was made of, and warnings for the log."""
+
+    server: ServerConfig
+    engine: EngineConfig
+    settings: Mapping[str, Setting]
+    warnings: Sequence[str]
+
+
 def read_configs(
     options: dict[str, Any], model: str | None, config_file: str | None
-) -> tuple[ServerConfig, EngineConfig, list[str]]:
-    """Join command line, variables and file; returns warnings too. Raises FlagError."""
+) -> ReadConfigs:
+    """Join command line, variables and file. Raises FlagError."""
     if model is not None and options.get("model") is not None:
         raise FlagError("MODEL and --model name the model twice; give one of them")
     given = settings_from_options({**options, "model": model or options.get("model")})
@@ -90,23 +108,32 @@ def read_configs(
     path = config_file or known.pop(_CONFIG_VARIABLE, None)
     variables, warnings = settings_from_variables(known)
     from_file = {} if path is None else settings_from_file(Path(path))
-    server_config, engine_config = build_configs(given, variables, from_file)
-    return server_config, engine_config, warnings
+    settings = {**from_file, **variables, **given}
+    return ReadConfigs(*build_configs(settings), settings, warnings)
 
 
 @_config_options
-def serve(model_argument: str | None, config_file: str | None, **options: Any) -> None:  # noqa: ANN401 - one per field
+def serve(
+    model_argument: str | None,
+    config_file: str | None,
+    print_config: bool,
+    **options: Any,  # noqa: ANN401 - one per field
+) -> None:
     """Serve MODEL over HTTP: a directory, a GGUF file or a hub id; without one the starter model.
 
     Each flag is also a variable OCTAVO_NAME and a key of the YAML file given by --config.
     Command line wins over variable over file over default.
     """
     try:
-        server_config, engine_config, warnings = read_configs(options, model_argument, config_file)
+        configs = read_configs(options, model_argument, config_file)
     except FlagError as error:
         _fail(str(error), _USAGE_ERROR)
+    server_config, engine_config = configs.server, configs.engine
+    if print_config:
+        click.echo(describe_configs(server_config, engine_config, configs.settings))
+        return
     configure_logging(server_config.log_level, server_config.log_format)
-    for warning in warnings:
+    for warning in configs.warnings:
         logger.warning("%s", warning)
     try:
         listener = open_listener(server_config)

@@ -55,7 +55,7 @@ def test_every_command_can_be_imported(name: str) -> None:
 def test_the_flags_of_serve_are_exactly_the_fields() -> None:
     options = {param.name for param in serve.params}
 
-    assert options == {"model_argument", "config_file", *all_flags()}
+    assert options == {"model_argument", "config_file", "print_config", *all_flags()}
 
 
 def test_every_flag_is_listed_in_help() -> None:
@@ -98,12 +98,13 @@ def test_options_variables_and_file_are_joined(
     monkeypatch.setenv("OCTAVO_CONFIG", str(path))
     monkeypatch.setenv("OCTAVO_HOST", "variable")
 
-    server, engine, warnings = read_configs({"port": "3"}, "models/tiny", None)
+    read = read_configs({"port": "3"}, "models/tiny", None)
+    server, engine = read.server, read.engine
 
     assert (server.port, server.host) == (3, "variable")
     assert server.served_model_name == ("a", "b")
     assert engine.load.model == "models/tiny"
-    assert warnings == []
+    assert read.warnings == []
 
 
 def test_a_flag_for_false_wins_over_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +114,7 @@ def test_a_flag_for_false_wins_over_a_variable(monkeypatch: pytest.MonkeyPatch) 
     seen.update(context.params)
     options = {name: seen[name] for name in all_flags()}
 
-    _, engine, _ = read_configs(options, None, None)
+    engine = read_configs(options, None, None).engine
 
     assert engine.cache.enable_prefix_caching is False
 
@@ -124,11 +125,46 @@ def test_a_file_named_twice_is_read_from_the_command_line(
     monkeypatch.setenv("OCTAVO_CONFIG", "/no/such/file")
     (tmp_path / "c.yaml").write_text("port: 5")
 
-    server, _, _ = read_configs({}, None, str(tmp_path / "c.yaml"))
-
-    assert server.port == 5
+    assert read_configs({}, None, str(tmp_path / "c.yaml")).server.port == 5
     with pytest.raises(FlagError):
         read_configs({}, None, None)
+
+
+def test_print_config_names_the_source_of_each_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "octavo.yaml"
+    path.write_text("port: 1\nserved-model-name: [a, b]\napi-key: hidden-one\n")
+    monkeypatch.setenv("OCTAVO_DTYPE", "float32")
+    args = ["serve", "some/model", "--config", str(path), "--admin-key", "hidden-two"]
+    result = CliRunner().invoke(main, [*args, "--print-config"])
+
+    lines = dict(line.split(": ", 1) for line in result.output.splitlines())
+    assert result.exit_code == 0
+    assert list(lines) == [flag.key for flag in all_flags().values()]
+    assert lines["port"] == f"1  # port in {path}"
+    assert lines["dtype"] == "float32  # OCTAVO_DTYPE"
+    assert lines["model"] == "some/model  # --model"
+    assert lines["block-size"] == "16  # default"
+    assert lines["api-key"] == f"(not shown)  # api-key in {path}"
+    assert "hidden" not in result.output
+
+
+def test_what_print_config_shows_can_be_read_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = "{% for m in messages %}# {{ m }}: 'x'{% endfor %}"
+    args = ["--chat-template", template, "--default-chat-template-kwargs", '{"a": 1.5}']
+    args += ["--served-model-name", "a: b", "--load-format", "null", "--seed", "0"]
+    shown = CliRunner().invoke(main, ["serve", *args, "--print-config"]).output
+    (tmp_path / "shown.yaml").write_text(shown)
+
+    read = read_configs({}, None, str(tmp_path / "shown.yaml"))
+
+    assert read.server.chat_template == template
+    assert read.server.default_chat_template_kwargs == {"a": 1.5}
+    assert read.server.served_model_name == ("a: b",)
+    assert (read.engine.load.load_format, read.engine.load.seed) == ("null", 0)
 
 
 def test_g05_a_port_in_use_ends_the_start_without_loading() -> None:
