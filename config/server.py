@@ -140,6 +140,15 @@ class ServerConfig(ConfigModel):
         default=False, description="Cut a max_tokens that does not fit instead of refusing it."
     )
 
+    metrics_alias: Literal["none", "vllm"] = Field(
+        default="none",
+        description="Show all metrics under this prefix too, for dashboards that exist.",
+    )
+    otlp_endpoint: str | None = Field(
+        default=None,
+        description="URL of an OpenTelemetry collector (OTLP over HTTP, such as "
+        "http://localhost:4318) that gets traces; needs the extra otel.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least level that is logged."
     )

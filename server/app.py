@@ -1,5 +1,6 @@
 """The application: routes, middlewares and the engine behind them."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -31,6 +32,7 @@ from octavo.server.routes import (
 from octavo.server.startup import load_engine
 from octavo.server.state import AppState
 from octavo.server.supervisor import Supervisor
+from octavo.server.tracing import Tracer
 from octavo.server.version import VERSION
 
 ROUTERS = (
@@ -49,9 +51,11 @@ def create_app(
 ) -> FastAPI:
     """Make the application. Its lifespan loads the model by `load`, in a thread of its own.
 
-    Raises ConfigurationError when the keys cannot be read.
+    Raises ConfigurationError when the keys cannot be read or traces cannot be made.
     """
     keys = KeyStore(server_config)
+    endpoint = server_config.otlp_endpoint
+    tracer = None if endpoint is None else Tracer(endpoint)
     state = AppState(server_config, Lifecycle(), ServerMetrics())
     supervisor = Supervisor(state, server_config, engine_config)
 
@@ -62,6 +66,8 @@ def create_app(
             yield
         finally:
             await supervisor.stop()
+            if tracer is not None:
+                await asyncio.to_thread(tracer.shutdown)
 
     docs = not server_config.disable_fastapi_docs
     app = FastAPI(
@@ -83,11 +89,11 @@ def create_app(
     if server_config.enable_admin:
         app.include_router(admin.router)
     install_error_handlers(app)
-    _add_middlewares(app, state, keys)
+    _add_middlewares(app, state, keys, tracer)
     return app
 
 
-def _add_middlewares(app: FastAPI, state: AppState, keys: KeyStore) -> None:
+def _add_middlewares(app: FastAPI, state: AppState, keys: KeyStore, tracer: Tracer | None) -> None:
     """Add them from the innermost to the outermost."""
     config = state.config
     app.add_middleware(BodyLimitMiddleware, max_body_size=config.max_body_size)
@@ -104,4 +110,5 @@ def _add_middlewares(app: FastAPI, state: AppState, keys: KeyStore) -> None:
         RequestContextMiddleware,
         metrics=state.metrics,
         quiet_paths=config.disable_access_log_for_endpoints,
+        tracer=tracer,
     )

@@ -8,7 +8,8 @@ from typing import Literal
 import orjson
 
 LogFormat = Literal["text", "json"]
-_EXTRA_FIELDS = ("request_id", "status")
+FIELDS = "octavo_fields"
+"""Attribute of a record whose mapping becomes fields of its JSON object."""
 
 
 class _JsonFormatter(logging.Formatter):
@@ -22,9 +23,7 @@ class _JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        entry.update(
-            {name: record.__dict__[name] for name in _EXTRA_FIELDS if name in record.__dict__}
-        )
+        entry.update(record.__dict__.get(FIELDS, {}))
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         return orjson.dumps(entry).decode()

@@ -1,5 +1,6 @@
 """Prometheus metrics: one registry per application, never the library's global one."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -39,6 +40,8 @@ _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _TOKENS = tuple(factor * 10**power for power in range(6) for factor in (1, 2, 5))
 _CHOICES = (1, 2, 5, 10, 20)
 
+_OWN = re.compile(rb"(# (HELP|TYPE) )?octavo:")
+
 REJECTIONS = ("queue_full", "key_limit", "not_ready", "invalid", "unauthorized")
 """Why a request was refused. `key_limit`: its key has used up what one key may."""
 
@@ -67,6 +70,14 @@ class RequestSummary:
     longest_output: int
     max_tokens: int
     n: int
+
+    @property
+    def time_per_output_token(self) -> float | None:
+        """Mean seconds per token after the first, of the longest choice; None without any."""
+        first, last = self.times.first_token, self.times.last_token
+        if first is None or last is None or self.longest_output < 2:
+            return None
+        return (last - first) / (self.longest_output - 1)
 
 
 class _EngineCollector(Collector):
@@ -253,9 +264,16 @@ class ServerMetrics:
         ):
             plain.labels(*self._labels)
 
-    def render(self) -> bytes:
-        """Return everything in Prometheus' text format."""
-        return generate_latest(self._registry)
+    def render(self, alias: str | None = None) -> bytes:
+        """Return everything in Prometheus' text format.
+
+        With `alias` our own metrics come a second time, under that prefix.
+        """
+        text = generate_latest(self._registry)
+        if alias is None:
+            return text
+        own = [line for line in text.splitlines(keepends=True) if _OWN.match(line)]
+        return text + b"".join(own).replace(b"octavo:", alias.encode() + b":")
 
     def observe_step(self, num_tokens: int) -> None:
         """Record one step of the engine."""
@@ -304,10 +322,9 @@ class ServerMetrics:
         if times.first_token is None or times.last_token is None:
             return
         self._prefill.labels(*self._labels).observe(times.first_token - times.scheduled)
-        decode = times.last_token - times.first_token
-        self._decode.labels(*self._labels).observe(decode)
-        if summary.longest_output > 1:
-            self._per_token.labels(*self._labels).observe(decode / (summary.longest_output - 1))
+        self._decode.labels(*self._labels).observe(times.last_token - times.first_token)
+        if summary.time_per_output_token is not None:
+            self._per_token.labels(*self._labels).observe(summary.time_per_output_token)
 
     def count_rejected(self, reason: str) -> None:
         """Count a refused request; `reason` is one of REJECTIONS."""

@@ -17,7 +17,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from octavo.engine.core.errors import BodyTooLargeError
 from octavo.server.context import TIMEOUT_HEADER, RequestContext, enter_request
 from octavo.server.errors import CLIENT_CLOSED_REQUEST
+from octavo.server.logs import FIELDS
 from octavo.server.metrics import ServerMetrics
+from octavo.server.request_log import describe_figures, request_figures
+from octavo.server.tracing import HttpExchange, Tracer
 
 access_logger = logging.getLogger("octavo.access")
 
@@ -50,10 +53,15 @@ class RequestContextMiddleware:
     """
 
     def __init__(
-        self, app: ASGIApp, metrics: ServerMetrics, quiet_paths: Collection[str] = ()
+        self,
+        app: ASGIApp,
+        metrics: ServerMetrics,
+        quiet_paths: Collection[str] = (),
+        tracer: Tracer | None = None,
     ) -> None:
         self._app = app
         self._metrics = metrics
+        self._tracer = tracer
         self._quiet_paths = frozenset(quiet_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -67,33 +75,60 @@ class RequestContextMiddleware:
         try:
             await self._app(scope, exchange.receive, exchange.send)
         finally:
-            self._record(scope, exchange, time.monotonic() - started)
+            self._record(scope, exchange, started, time.monotonic())
 
-    def _record(self, scope: Scope, exchange: "_Exchange", seconds: float) -> None:
+    def _record(self, scope: Scope, exchange: "_Exchange", started: float, ended: float) -> None:
         path, method, status = path_in_app(scope), scope["method"], exchange.status
         route = scope.get("route")
-        handler = _NO_ROUTE if route is None else route.path
         # Paths and methods come from clients: only known ones may become labels.
-        label = method if method in _KNOWN_METHODS else "other"
-        self._metrics.observe_http(handler, label, status, seconds)
+        answered = HttpExchange(
+            method=method if method in _KNOWN_METHODS else "other",
+            handler=_NO_ROUTE if route is None else route.path,
+            status=status,
+            started=started,
+            ended=ended,
+        )
+        self._metrics.observe_http(answered.handler, answered.method, status, ended - started)
         reason = exchange.context.rejection or _REJECTIONS.get(status)
         refused = status == 401 or (method == "POST" and path != "/ping")
         # What the engine took and could not end is counted by how it ended.
         if reason is not None and refused and not exchange.context.entered:
             self._metrics.count_rejected(reason)
+        if self._tracer is not None:
+            self._tracer.record(answered, exchange.context)
         if path not in self._quiet_paths:
             polled = path in POLLED_PATHS and status in _EXPECTED_OF_POLLED
-            request_id = exchange.context.request_id
-            access_logger.log(
-                logging.DEBUG if polled else logging.INFO,
-                "%s %s %d %.1f ms %s",
-                method,
-                _printable(path),
-                status,
-                seconds * 1000,
-                request_id,
-                extra={"request_id": request_id, "status": status},
-            )
+            level = logging.DEBUG if polled else logging.INFO
+            _log(level, method, _printable(path), answered, exchange.context)
+
+
+def _log(
+    level: int, method: str, path: str, answered: HttpExchange, context: RequestContext
+) -> None:
+    milliseconds = (answered.ended - answered.started) * 1000
+    figures = request_figures(context.summaries)
+    key = "" if context.key_name is None else f" key={context.key_name}"
+    fields = {
+        "request_id": context.request_id,
+        "method": method,
+        "path": path,
+        "status": answered.status,
+        "duration_ms": round(milliseconds, 3),
+        "key_name": context.key_name,
+        **figures,
+    }
+    access_logger.log(
+        level,
+        "%s %s %d %.1f ms %s%s%s",
+        method,
+        path,
+        answered.status,
+        milliseconds,
+        context.request_id,
+        key,
+        describe_figures(figures),
+        extra={FIELDS: fields},
+    )
 
 
 class _Exchange:

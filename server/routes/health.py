@@ -72,4 +72,5 @@ async def version() -> dict[str, str]:
 @router.get("/metrics", response_class=Response)
 async def metrics(state: State) -> Response:
     """Return all metrics in Prometheus' text format."""
-    return Response(state.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+    alias = None if state.config.metrics_alias == "none" else state.config.metrics_alias
+    return Response(state.metrics.render(alias), media_type=CONTENT_TYPE_LATEST)

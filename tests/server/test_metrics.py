@@ -114,6 +114,18 @@ async def test_alerts_see_every_label_from_the_start(serve_app: ServeApp) -> Non
     assert value(samples, "octavo:corrupted_requests_total") == 0
 
 
+async def test_an_alias_shows_the_same_under_another_prefix(serve_app: ServeApp) -> None:
+    async with serve_app(HELLO, metrics_alias="vllm") as served:
+        await served.wait_for(Phase.READY)
+        await served.client.post("/v1/completions", json={"prompt": "octavo:", "max_tokens": 2})
+        text = (await served.client.get("/metrics")).text
+
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    aliased = {name for name in families if name.startswith("vllm:")}
+    assert aliased == {name.replace("octavo:", "vllm:") for name in EXPECTED if ":" in name}
+    assert families["vllm:generation_tokens"].samples[0].value == 2
+
+
 async def test_http_metrics_carry_the_routes_pattern(serve_app: ServeApp) -> None:
     async with serve_app(HELLO) as served:
         await served.wait_for(Phase.READY)
