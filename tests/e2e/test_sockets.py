@@ -1,0 +1,123 @@
+"""What only a socket shows: keep-alive comments, clients that go away, connections kept open."""
+
+import json
+import re
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from octavo_fixtures import random_table
+from octavo_serving import TableSettings, served_on_socket
+
+from octavo.config.server import ServerConfig
+
+COMPLETIONS = "/v1/completions"
+
+
+class RawClient:
+    """One connection that sends a request and reads bytes with the times of their arrival."""
+
+    def __init__(self, base_url: str, path: str, **body: Any) -> None:
+        host, port = base_url.removeprefix("http://").split(":")
+        self.socket = socket.create_connection((host, int(port)), timeout=10)
+        content = json.dumps(body).encode()
+        self.socket.sendall(
+            b"POST %b HTTP/1.1\r\nHost: %b\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n" % (path.encode(), host.encode(), len(content)) + content
+        )
+
+    def read_until(self, needle: bytes, count: int = 1) -> bytes:
+        data = b""
+        while data.count(needle) < count:
+            received = self.socket.recv(65536)
+            assert received, data
+            data += received
+        return data
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+@pytest.fixture
+def slow_server(byte_bpe_dir: Path) -> Iterator[str]:
+    """One running sequence at a time, whose answer never ends by itself."""
+    table = random_table()
+    table[:, 128:] = -50  # ASCII only, and no end
+    settings = TableSettings(byte_bpe_dir, table, max_num_seqs=1, server={"sse_keep_alive": 0.1})
+    with served_on_socket(settings) as base_url:
+        settings.executors[0].before_step = lambda step: time.sleep(0.01)
+        yield base_url
+
+
+LONG = {"prompt": "a", "max_tokens": 500, "temperature": 0}
+SHORT = {"prompt": "a", "max_tokens": 5, "temperature": 0}
+
+
+def test_a14_comments_while_a_request_waits(slow_server: str) -> None:
+    assert ServerConfig().sse_keep_alive == 15
+    with httpx.Client(base_url=slow_server) as client:
+        expected = client.post(COMPLETIONS, json=SHORT).json()["choices"][0]["text"]
+        first = RawClient(slow_server, COMPLETIONS, **LONG, stream=True)
+        first.read_until(b"data: ")
+        waiting = RawClient(slow_server, COMPLETIONS, **SHORT, stream=True)
+        head = waiting.read_until(b": keep-alive\n\n", 2)
+        assert head.startswith(b"HTTP/1.1 200")
+        assert b"data: " not in head
+        # A request that cannot be served has its real status all the same.
+        assert client.post(COMPLETIONS, json=SHORT | {"n": 0, "stream": True}).status_code == 400
+        with openai.OpenAI(base_url=f"{slow_server}/v1", api_key="none") as typed:
+            stream = typed.completions.create(model="M", **SHORT, stream=True)
+            first.close()
+            assert "".join(chunk.choices[0].text for chunk in stream) == expected
+        rest = waiting.read_until(b"[DONE]\n\n")
+        waiting.close()
+    lines = [line for line in (head + rest).split(b"\r\n\r\n", 1)[1].split(b"\n") if line.strip()]
+    events = [line for line in lines if line.startswith(b"data: ")]
+    pieces = [json.loads(event[6:])["choices"][0]["text"] for event in events[:-1]]
+    assert "".join(pieces) == expected
+    # Sizes of transfer chunks aside, there is nothing but events and comments.
+    sizes = re.compile(rb"[0-9a-f]+\r")
+    assert {line for line in lines if line not in events and not sizes.fullmatch(line)} == {
+        b": keep-alive"
+    }
+
+
+def gauges(client: httpx.Client) -> tuple[float, float, float]:
+    text = client.get("/metrics").text
+    names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+    found = [re.search(rf"^octavo:{name}{{.*}} (.*)$", text, re.MULTILINE) for name in names]
+    running, waiting, usage = (float(match[1]) for match in found if match is not None)
+    return running, waiting, usage
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("path", [COMPLETIONS, "/v1/chat/completions"])
+def test_a_client_that_goes_away_frees_everything(
+    slow_server: str, path: str, streamed: bool
+) -> None:
+    body: dict[str, Any] = {**LONG, "stream": streamed, "n": 3}
+    if path != COMPLETIONS:
+        del body["prompt"]
+        body["messages"] = [{"role": "user", "content": "a"}]
+        body["max_tokens"] = 400
+    with httpx.Client(base_url=slow_server) as client:
+        running = RawClient(slow_server, path, **body)
+        queued = RawClient(slow_server, path, **body)
+        while gauges(client)[0] == 0 or gauges(client)[1] == 0:
+            time.sleep(0.01)
+        running.close()
+        queued.close()
+        deadline = time.monotonic() + 2
+        while gauges(client) != (0, 0, 0):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        answer = client.post(COMPLETIONS, json=SHORT)
+        assert answer.status_code == 200
+        metrics = client.get("/metrics").text
+    left = re.findall(r"^octavo:client_disconnects_total{.*} (.*)$", metrics, re.MULTILINE)
+    assert sum(map(float, left)) == 2
