@@ -1,8 +1,14 @@
 """Fixtures for all tests: tokenizers and checkpoints, each made once per run."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+# Before torch is imported: models of a few kilobytes gain nothing from threads, and threads that
+# spin for work beside another busy process make each call a thousand times slower.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
 from octavo_fixtures import (

@@ -11,7 +11,6 @@ import numpy as np
 import orjson
 import pytest
 import torch
-from octavo_fixtures import VOCAB_SIZE
 from octavo_serving import sse_events
 from transformers import AutoModelForCausalLM
 
@@ -83,11 +82,16 @@ def greedy(random_llama_dir: Path) -> list[list[int]]:
     texts = []
     for prompt in make_prompts():
         ids = torch.tensor([prompt])
-        for _ in range(MAX_TOKENS):
-            with torch.no_grad():
-                logits = model(ids).logits[0, -1, :VOCAB_SIZE]
-            ids = torch.cat([ids, logits.argmax().view(1, 1)], dim=1)
-        texts.append(ids[0, len(prompt) :].tolist())
+        with torch.no_grad():
+            output = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=MAX_TOKENS,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+            )
+        texts.append(output[0, len(prompt) :].tolist())
     return texts
 
 
