@@ -21,6 +21,14 @@ from octavo.kernels.attention_args import PagedBatch
 from octavo.kernels.backend import Kernels
 from octavo.kernels.reference import sampling
 from octavo.kernels.sampling_args import SamplingFilters, ScoredTokens
+from octavo.kernels.step_program import NoLoweringError, StepProgram
+
+_gpu: Kernels = reference
+if torch.cuda.is_available():
+    # Elsewhere Triton would only cost the time to import it.
+    from octavo.kernels import triton
+
+    _gpu = triton
 
 _reference_only: ContextVar[bool] = ContextVar("reference_only", default=False)
 
@@ -39,6 +47,8 @@ def _backend(x: Tensor) -> Kernels:
     """The back end for tensors like `x`; the one place where it is chosen."""
     if _reference_only.get():
         return reference
+    if x.is_cuda:
+        return _gpu
     return cpu if x.is_cpu and cpu.usable(x.dtype) else reference
 
 
@@ -148,6 +158,19 @@ def copy_blocks(key_cache: Tensor, value_cache: Tensor, src: Tensor, dst: Tensor
     All reads come before all writes; `dst` holds no id twice.
     """
     _backend(key_cache).copy_blocks(key_cache, value_cache, src, dst)
+
+
+# Whole forward passes.
+
+
+def new_step_program(dtype: torch.dtype, device: torch.device) -> StepProgram:
+    """An empty program for a model of `dtype` on `device`.
+
+    Raises NoLoweringError where the kernels chosen there cannot run programs.
+    """
+    if _backend(torch.empty(0, dtype=dtype, device=device)) is cpu:
+        return cpu.Program(dtype)
+    raise NoLoweringError(f"the kernels for {dtype} on {device} have no programs")
 
 
 # Sampling: one implementation for all devices. R rows of logits, V ids, N draws.
