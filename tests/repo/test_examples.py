@@ -1,0 +1,164 @@
+"""Files that operators copy: they must fit the program as it is."""
+
+import configparser
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from octavo.config.flags import all_flags, settings_from_file
+from octavo.config.server import ServerConfig
+from octavo.engine.core.request_output import EngineStats
+from octavo.server.auth import OPEN_PATHS
+from octavo.server.metrics import ServerMetrics
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "config" / "examples"
+SHUTDOWN_S = ServerConfig().shutdown_timeout
+
+
+def documents(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((EXAMPLES / name).read_text()))
+
+
+@pytest.fixture(scope="module")
+def samples() -> dict[str, set[str]]:
+    """Label names of every sample that a server shows once each metric has been used."""
+    metrics = ServerMetrics()
+    metrics.attach_engine("m", {"block_size": "16", "num_gpu_blocks": "1"}, EngineStats)
+    metrics.observe_http("/v1/completions", "POST", 200, 0.1)
+    # Histograms show no buckets before their first value.
+    for histogram in vars(metrics).values():
+        if type(histogram).__name__ == "Histogram" and "model_name" in histogram._labelnames:
+            histogram.labels("m", "0").observe(1)
+    return {
+        sample.name: set(sample.labels)
+        for family in text_string_to_metric_families(metrics.render().decode())
+        for sample in family.samples
+    }
+
+
+def queries() -> Iterator[tuple[str, str]]:
+    dashboard = json.loads((EXAMPLES / "grafana" / "octavo.json").read_text())
+    for panel in dashboard["panels"]:
+        for target in panel["targets"]:
+            yield panel["title"], target["expr"]
+    for group in documents("alerts.yaml")[0]["groups"]:
+        for rule in group["rules"]:
+            yield rule["alert"], rule["expr"]
+
+
+@pytest.mark.parametrize(("title", "query"), list(queries()))
+def test_queries_name_metrics_and_labels_that_exist(
+    title: str, query: str, samples: dict[str, set[str]]
+) -> None:
+    names = re.findall(r"(?:octavo:|http_)[a-z0-9_]+", query)
+    if title != "OctavoDown":
+        assert names
+    labels = set().union(*(samples[name] for name in names), {"job"} if not names else set())
+    used = re.findall(r"([a-z_]+)=~?\"", query)
+    for group in re.findall(r"by \(([^)]*)\)", query):
+        used += [label.strip() for label in group.split(",")]
+    assert set(used) <= labels
+    assert query.count("(") == query.count(")")
+
+
+def test_panels_neither_overlap_nor_share_ids() -> None:
+    panels = json.loads((EXAMPLES / "grafana" / "octavo.json").read_text())["panels"]
+    places = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels}
+
+    assert len(places) == len({panel["id"] for panel in panels}) == len(panels) > 10
+
+
+def test_the_settings_file_holds_known_settings() -> None:
+    settings = settings_from_file(EXAMPLES / "octavo.yaml")
+
+    assert settings and set(settings) <= set(all_flags())
+
+
+def test_compose_mounts_files_that_exist_and_outlasts_the_drain() -> None:
+    [compose] = documents("compose.yaml")
+    services = compose["services"]
+    octavo = services["octavo"]
+    assert set(services) == {"octavo", "prometheus", "grafana"}
+    assert octavo["read_only"] and octavo["cap_drop"] == ["ALL"]
+    assert int(octavo["stop_grace_period"].removesuffix("s")) > SHUTDOWN_S
+    made_by_the_operator = {"./keys", "./octavo-key"}
+    mounts = [volume.split(":")[0] for s in services.values() for volume in s["volumes"]]
+    files = {mount for mount in mounts if mount.startswith("./")} - made_by_the_operator
+    assert not [name for name in files if not (EXAMPLES / name).is_file()]
+    assert {m for m in mounts if not m.startswith("./")} <= set(compose["volumes"])
+
+
+def test_kubernetes_probes_ask_open_routes_and_pods_may_drain() -> None:
+    kinds = {document["kind"]: document for document in documents("kubernetes.yaml")}
+    assert set(kinds) == {"Deployment", "Service", "PodDisruptionBudget"}
+    pod = kinds["Deployment"]["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    probes = {name: container[f"{name}Probe"] for name in ("startup", "readiness", "liveness")}
+    assert {probe["httpGet"]["path"] for probe in probes.values()} <= OPEN_PATHS
+    # A drain answers 503: it must be over before the liveness probe gives up.
+    liveness = probes["liveness"]
+    assert liveness["periodSeconds"] * liveness["failureThreshold"] > SHUTDOWN_S
+    pause = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert pod["terminationGracePeriodSeconds"] > pause + SHUTDOWN_S
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    flags = {arg for arg in container["args"] if arg.startswith("--")}
+    assert flags <= {flag.option for flag in all_flags().values()}
+    labels = kinds["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert kinds["Service"]["spec"]["selector"] == labels
+    assert kinds["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == labels
+
+
+def test_the_unit_reloads_drains_and_restarts() -> None:
+    unit = configparser.ConfigParser(interpolation=None, strict=False)
+    unit.optionxform = str  # type: ignore[assignment]
+    unit.read(EXAMPLES / "octavo.service")
+    service = unit["Service"]
+
+    assert "octavo serve --config" in service["ExecStart"]
+    assert "-HUP" in service["ExecReload"]
+    assert service["Restart"] == "on-failure"
+    assert int(service["TimeoutStopSec"]) > SHUTDOWN_S
+
+
+def test_the_image_runs_without_rights_and_keeps_its_files_in_the_cache() -> None:
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+
+    assert [line for line in lines if line.startswith("USER ")] == ["USER octavo"]
+    assert "VOLUME /cache" in lines
+
+
+def test_the_optional_parts_are_installed_for_tests() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    assert "octavo[otel]" in extras["dev"]
+
+
+def test_the_example_starts_as_far_as_its_keys(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("alice:secret-of-alice\n")
+    done = subprocess.run(
+        [
+            str(Path(sys.executable).with_name("octavo")),
+            *("serve", "--config", str(EXAMPLES / "octavo.yaml")),
+            *("--api-key-file", str(keys), "--print-config"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+
+    shown = yaml.safe_load(done.stdout)
+    assert (shown["log-format"], shown["api-key-file"]) == ("json", str(keys))
