@@ -46,11 +46,13 @@ class Sampler:
     def sample(self, logits: Tensor, state: BatchState, draws: DrawBatch) -> Sampled:
         """One token per draw from `logits` fp32 [L, V], which is overwritten."""
         logits = logits[:, : self._vocab_size]
-        scored = np.flatnonzero(state.logprobs[draws.rows][draws.logits_rows] >= 0)
-        raw = self._take(logits, draws.logits_rows[scored]) if scored.size else None
-
         best, best_ids = ops.argmax(logits)
         finite = np.isfinite(best.cpu().numpy())
+        # A row of NaN has no best tokens to report.
+        wanted = (state.logprobs[draws.rows] >= 0) & finite
+        scored = np.flatnonzero(wanted[draws.logits_rows])
+        raw = self._take(logits, draws.logits_rows[scored]) if scored.size else None
+
         reasons = {int(row): NOT_FINITE for row in np.flatnonzero(~finite)}
         adjusted = self._adjust(logits, state, draws.rows, finite)
         if adjusted:

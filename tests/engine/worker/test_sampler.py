@@ -222,6 +222,21 @@ def test_h01_a_nan_row_fails_alone(make_driver: MakeDriver) -> None:
     assert output.logprobs == expected.logprobs
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_row_that_is_not_finite_anywhere_fails_alone_when_logprobs_are_wanted(
+    make_driver: MakeDriver, value: float
+) -> None:
+    table = random_table(8)
+    table[40, :] = value
+    driver = make_driver(table)
+    driver.add(1, [1], params(temperature=0, logprobs=1))
+    driver.add(40, [40], params(temperature=0, logprobs=3))
+    output = driver.step(forks={40: (Fork(50, 1),)})
+    assert output.failed == dict.fromkeys((40, 50), NOT_FINITE)
+    assert output.sampled == {1: (int(table[1].argmax()),)}
+    assert set(output.logprobs) == {1}
+
+
 def test_masks_that_leave_nothing_fail_their_sequence_alone(make_driver: MakeDriver) -> None:
     driver = make_driver(random_table(6), eos_token_ids=(9,))
     driver.add(1, [1], params(allowed_token_ids=(9,), min_tokens=1))
