@@ -344,8 +344,10 @@ class AsyncEngine:
     def _on_fatal(self, reason: str) -> None:
         self._failure = reason
         self.abort_all(_dead())
-        for answer in list(self._replies):
-            answer.set_exception(_dead())
+        for answer in self._replies:
+            # The engine's last answer may have come just before its end.
+            if not answer.done():
+                answer.set_exception(_dead())
         self._on_dead(reason)
 
     def _on_step(self, deltas: list[SequenceDelta], stats: EngineStats) -> None:

@@ -20,10 +20,13 @@ from octavo.engine.core.errors import (
     RequestFailedError,
     RequestTimeoutError,
 )
+from octavo.engine.core.messages import Message, ResetPrefixCache
 from octavo.engine.core.request import FinishReason
 from octavo.engine.core.sampling_params import SamplingParams
+from octavo.engine.engine_loop import Heartbeat
 from octavo.engine.output_processor import ChoiceOutput
-from octavo.server.async_engine import AsyncEngine, GenerateRequest, TimeLimits
+from octavo.engine.tokenizer import Tokenizer
+from octavo.server.async_engine import AsyncEngine, GenerateRequest, OnFatal, OnStep, TimeLimits
 from octavo.server.metrics import ServerMetrics
 
 EOS = token_id("<|eos|>")
@@ -272,6 +275,40 @@ async def test_f08_a_step_that_never_ends_can_be_declared_dead(rig: Open) -> Non
         assert {type(result) for result in results} == {EngineDeadError}
         await r.died()
         assert r.deaths == ["the step hangs"]
+
+
+class LastWords:
+    """An engine's thread that answers a reset and dies before the event loop has a turn."""
+
+    heartbeat = Heartbeat()
+    fatal_error: str | None = None
+
+    def __init__(self, on_step: OnStep, on_fatal: OnFatal) -> None:
+        self._on_fatal = on_fatal
+
+    def start(self) -> None:
+        """There is no thread."""
+
+    def post(self, message: Message) -> None:
+        assert isinstance(message, ResetPrefixCache) and message.reply is not None
+        message.reply(True)
+        self.fail("broken")
+
+    def fail(self, reason: str) -> None:
+        self.fatal_error = reason
+        self._on_fatal(reason)
+
+    def shutdown(self, timeout: float | None = None) -> bool:
+        return True
+
+
+async def test_an_answer_just_before_the_end_does_not_hide_the_end(byte_bpe_dir: Path) -> None:
+    deaths: list[str] = []
+    tokenizer = Tokenizer.from_directory(byte_bpe_dir)
+    engine = AsyncEngine(LastWords, tokenizer, ServerMetrics(), on_dead=deaths.append)
+
+    assert await engine.reset_prefix_cache()
+    assert deaths == ["broken"]
 
 
 async def test_all_requests_can_be_ended_with_a_reason(rig: Open) -> None:
