@@ -91,12 +91,12 @@ def _read_file(path: str) -> list[tuple[str | None, str]]:
 
 
 def _parse_lines(lines: list[str]) -> Iterator[tuple[str | None, str]]:
-    for line in lines:
-        name, colon, secret = line.strip().partition(":")
-        if colon and secret.strip() and _NAME.fullmatch(name):
+    for line in map(str.strip, lines):
+        name, colon, secret = line.partition(":")
+        if colon and secret and _NAME.fullmatch(name):
             yield name, secret.strip()
-        elif line.strip() and not line.startswith("#"):
-            yield None, line.strip()
+        elif line and not line.startswith("#"):
+            yield None, line
 
 
 class AuthMiddleware:

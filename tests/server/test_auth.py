@@ -127,12 +127,14 @@ async def test_g01_the_key_never_reaches_the_log(
 
 def test_keys_come_from_the_file_too_and_may_have_names(tmp_path: Path) -> None:
     path = tmp_path / "keys"
-    path.write_text("# clients\none\n\n two \nalice:three\nan odd name:four\nbob:\n")
+    path.write_text("# clients\none\n\n two \n # old\nalice:three\nan odd name:four\nbob:\n")
     store = KeyStore(ServerConfig(api_key=("zero",), api_key_file=str(path), admin_key="root"))
 
     found = {
         secret: key.name
-        for secret in ("zero", "one", "two", "three", "an odd name:four", "bob:", "root", "four")
+        for secret in (
+            *("zero", "one", "two", "# old", "three", "an odd name:four", "bob:", "root", "four"),
+        )
         if (key := store.find(secret.encode())) is not None
     }
     assert found == {
