@@ -38,6 +38,7 @@ class Tokenizer:
         self.is_byte_level = decoders == ["ByteLevel"]
         self.has_byte_fallback = "ByteFallback" in decoders
         self._bytes_of_id: dict[int, bytes | None] = {}
+        self._text_of_id: dict[int, str] = {}
         self._anchor_ids, self._anchor_text = self._find_anchor()
 
     @classmethod
@@ -90,8 +91,11 @@ class Tokenizer:
 
         A token that is a part of a character gives U+FFFD; see `token_bytes`.
         """
-        ids = [*self._anchor_ids, token_id]
-        return self.decode(ids, skip_special_tokens=False)[len(self._anchor_text) :]
+        try:
+            return self._text_of_id[token_id]
+        except KeyError:
+            text = self.decode([*self._anchor_ids, token_id], skip_special_tokens=False)
+            return self._text_of_id.setdefault(token_id, text[len(self._anchor_text) :])
 
     def token_bytes(self, token_id: int) -> bytes | None:
         """Return the bytes that the token stands for; None beyond the vocabulary."""
