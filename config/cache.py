@@ -26,3 +26,16 @@ class CacheConfig(ConfigModel):
     enable_prefix_caching: bool = Field(
         default=True, description="Keep full blocks and share them between equal prefixes."
     )
+    swap_space: float = Field(
+        default=4.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="GiB of host memory for the blocks of preempted sequences; 0 is none.",
+    )
+    kv_offload: float = Field(
+        default=0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="GiB of host memory for cached blocks that were evicted, to come back on a "
+        "hit; 0 is none.",
+    )

@@ -27,3 +27,8 @@ class SchedulerConfig(ConfigModel):
     scheduling_policy: Literal["fcfs", "priority"] = Field(
         default="fcfs", description="Order of the waiting queue: arrival, or priority first."
     )
+    preemption_mode: Literal["auto", "recompute", "swap"] = Field(
+        default="auto",
+        description="How a sequence gives way when blocks run out: computed again later, "
+        "swapped to host memory, or what was measured to be cheaper.",
+    )

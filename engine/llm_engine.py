@@ -23,7 +23,10 @@ class LLMEngine:
         self.limits = limits
         self._executor = executor
         self._kv_cache = KVCacheManager(
-            limits.num_blocks, limits.block_size, config.cache.enable_prefix_caching
+            limits.num_blocks,
+            limits.block_size,
+            config.cache.enable_prefix_caching,
+            host_memory=limits.host_memory,
         )
         self._scheduler = Scheduler(config.scheduler, limits, self._kv_cache)
         # With a configured seed the n-th request without its own draws the same number each run.

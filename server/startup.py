@@ -7,7 +7,7 @@ from pathlib import Path
 from octavo.config.engine import EngineConfig
 from octavo.config.server import ServerConfig
 from octavo.engine.core.errors import ConfigurationError
-from octavo.engine.core.limits import EngineLimits
+from octavo.engine.core.limits import EngineLimits, HostMemory
 from octavo.engine.engine_loop import EngineLoop
 from octavo.engine.executor.encoder import EncoderExecutor
 from octavo.engine.executor.null import NullExecutor
@@ -79,6 +79,10 @@ def _make_executor(config: EngineConfig, checkpoint: AnyCheckpoint) -> AnyExecut
 
 
 def _limits(config: EngineConfig, checkpoint: AnyCheckpoint, executor: AnyExecutor) -> EngineLimits:
+    if isinstance(executor, UniprocExecutor):
+        host_memory, window = executor.host_memory, executor.window
+    else:
+        host_memory, window = HostMemory(), None
     return EngineLimits(
         max_model_len=executor.max_model_len,
         max_num_seqs=executor.max_num_seqs,
@@ -87,6 +91,8 @@ def _limits(config: EngineConfig, checkpoint: AnyCheckpoint, executor: AnyExecut
         block_size=config.cache.block_size,
         vocab_size=checkpoint.vocab_size,
         eos_token_ids=checkpoint.eos_token_ids,
+        host_memory=host_memory,
+        window=window,
     )
 
 

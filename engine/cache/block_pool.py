@@ -1,21 +1,35 @@
 """All blocks of the KV cache: reference counts, the free list and the map of cached blocks."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from octavo.engine.cache.prefix_hash import BlockKey, PrefixNode
 
 
-class Block:
-    """One block. `ref_count` is the number of tables that hold it; `node` is its content while
-    it is cached for reuse. Only BlockPool changes it.
+class HostBlock:
+    """A block in host memory. `ref_count` is the number of saved tables that hold it; `twin` is a
+    block of the cache with the same content. Only SwapSpace changes it.
     """
 
-    __slots__ = ("block_id", "next_free", "node", "prev_free", "ref_count")
+    __slots__ = ("block_id", "ref_count", "twin")
+
+    def __init__(self, block_id: int) -> None:
+        self.block_id = block_id
+        self.ref_count = 0
+        self.twin: Block | None = None
+
+
+class Block:
+    """One block. `ref_count` is the number of tables that hold it; `node` is its content while
+    it is cached for reuse, `twin` a copy in host memory. Only BlockPool and SwapSpace change it.
+    """
+
+    __slots__ = ("block_id", "next_free", "node", "prev_free", "ref_count", "twin")
 
     def __init__(self, block_id: int) -> None:
         self.block_id = block_id
         self.ref_count = 0
         self.node: PrefixNode | None = None
+        self.twin: HostBlock | None = None
         self.prev_free: Block = self
         self.next_free: Block = self
 
@@ -76,13 +90,25 @@ class BlockPool:
     without reusable content goes to the head, so that it never costs a cached one its place.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(
+        self, num_blocks: int, on_evict: Callable[[Block, PrefixNode], None] | None = None
+    ) -> None:
+        """`on_evict` is told of each cached block that is about to be taken for new content."""
         self.num_blocks = num_blocks
+        self._on_evict = on_evict
         self._blocks = [Block(block_id) for block_id in range(num_blocks)]
         self._free = FreeBlockList()
         for block in self._blocks:
             self._free.push_last(block)
         self._cached: dict[bytes, Block] = {}
+
+    def block(self, block_id: int) -> Block:
+        """The block with an id."""
+        return self._blocks[block_id]
+
+    def blocks(self) -> list[Block]:
+        """All blocks, by id."""
+        return self._blocks
 
     @property
     def num_free_blocks(self) -> int:
@@ -94,7 +120,12 @@ class BlockPool:
         blocks = [self._free.pop_first() for _ in range(count)]
         for block in blocks:
             if block.node is not None:
+                if self._on_evict is not None:
+                    self._on_evict(block, block.node)
                 self._forget(block)
+            if block.twin is not None:
+                block.twin.twin = None
+                block.twin = None
             block.ref_count = 1
         return blocks
 
@@ -156,6 +187,7 @@ class BlockPool:
             assert (block.ref_count == 0) == (block.block_id in free_ids), block.block_id
             if block.node is not None:
                 assert self._cached.get(block.node.block_hash) is block, block.block_id
+            assert block.twin is None or block.twin.twin is block, block.block_id
         for block_hash, block in self._cached.items():
             assert block.node is not None and block.node.block_hash == block_hash, block.block_id
 

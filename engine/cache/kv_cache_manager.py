@@ -1,10 +1,12 @@
 """Block tables: which blocks hold the keys and values of each sequence."""
 
 from collections import Counter
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
-from typing import NamedTuple
 
-from octavo.engine.cache.block_pool import Block, BlockPool
+from octavo.engine.cache.block_pool import Block, BlockPool, HostBlock
+from octavo.engine.cache.block_table import UNCHANGED, Allocation, BlockTable
+from octavo.engine.cache.offload_cache import OffloadCache, OffloadedBlock
 from octavo.engine.cache.prefix_hash import (
     BlockKey,
     HashFunction,
@@ -13,54 +15,12 @@ from octavo.engine.cache.prefix_hash import (
     root_node,
     sha256_hash,
 )
+from octavo.engine.cache.swap_space import SwapSpace, link
+from octavo.engine.core.limits import HostMemory
 from octavo.engine.core.request import Sequence
 
-
-class Allocation(NamedTuple):
-    """Change of one block table: `new_block_ids` go into its entries from `block_offset` on.
-
-    `block_copies` lists (source, destination) of blocks to copy before anything is written.
-    """
-
-    block_offset: int
-    new_block_ids: tuple[int, ...]
-    block_copies: tuple[tuple[int, int], ...] = ()
-
-
-UNCHANGED = Allocation(0, ())
-
-
-class BlockTable:
-    """The blocks of one sequence, in order, and what is known of their content.
-
-    `keys` holds the key of each full block of known tokens and survives a preemption. The first
-    `num_cached_blocks` blocks have been offered for reuse; `node` is the content of the last one.
-    The sequence computes the blocks from there to `num_announced` itself, and others may wait for
-    them; it waits itself for the block with the hash `awaited` if another one computes that.
-    Tokens before position `capacity` need no change of the table: their slots are there and, but
-    for what is computed already, held by this sequence alone.
-    """
-
-    __slots__ = (
-        "awaited",
-        "blocks",
-        "capacity",
-        "keys",
-        "node",
-        "num_announced",
-        "num_cached_blocks",
-        "root",
-    )
-
-    def __init__(self, root: PrefixNode) -> None:
-        self.root = root
-        self.blocks: list[Block] = []
-        self.keys: list[BlockKey] = []
-        self.node = root
-        self.num_cached_blocks = 0
-        self.num_announced = 0
-        self.awaited: bytes | None = None
-        self.capacity = 0
+BlockCopies = tuple[tuple[int, int], ...]
+CachedBlock = Block | OffloadedBlock
 
 
 class KVCacheManager:
@@ -75,9 +35,23 @@ class KVCacheManager:
         block_size: int,
         enable_prefix_caching: bool = True,
         hash_function: HashFunction = sha256_hash,
+        host_memory: HostMemory | None = None,
     ) -> None:
+        host_memory = host_memory or HostMemory()
         self.block_size = block_size
-        self._pool = BlockPool(num_blocks)
+        self.swap_space = SwapSpace(host_memory.num_swap_blocks)
+        self.offload_cache = OffloadCache(
+            host_memory.num_offload_blocks, first_id=host_memory.num_swap_blocks
+        )
+        offloads = enable_prefix_caching and host_memory.num_offload_blocks > 0
+        self._offloads = offloads
+        self._pool = BlockPool(num_blocks, self._offload if offloads else None)
+        # Copies of the step that is being planned: (source, destination).
+        self._swap_out: list[tuple[int, int]] = []
+        self._swap_in: list[tuple[int, int]] = []
+        self.num_swapped_out = 0
+        self.num_swapped_in = 0
+        self.num_offload_hits = 0
         self._tables: dict[int, BlockTable] = {}
         # Which sequence computes the block with a hash just now.
         self._writers: dict[bytes, int] = {}
@@ -111,8 +85,8 @@ class KVCacheManager:
         """Blocks that the known tokens of a sequence need beyond those that it holds."""
         return self.blocks_for(sequence.num_tokens) - len(self._tables[sequence.seq_id].blocks)
 
-    def get_computed_blocks(self, sequence: Sequence) -> list[Block]:
-        """The longest run of cached blocks that the sequence begins with.
+    def get_computed_blocks(self, sequence: Sequence) -> list[CachedBlock]:
+        """The longest run of cached blocks that the sequence begins with, offloaded ones included.
 
         The last known token is never among them: its logits are needed, so it is computed. The
         blocks are not held yet; `allocate_slots` takes them.
@@ -121,15 +95,17 @@ class KVCacheManager:
             return []
         table = self._tables.get(sequence.seq_id) or self._new_table(sequence)
         assert not table.blocks, sequence.seq_id
-        hits: list[Block] = []
+        hits: list[CachedBlock] = []
         node = table.root
         max_hits = (sequence.num_tokens - 1) // self.block_size
         self._extend_keys(table, sequence, max_hits)
         for position in range(max_hits):
-            block = self._pool.lookup(table.keys[position], node)
-            if block is None:
+            key = table.keys[position]
+            block: CachedBlock | None = self._pool.lookup(key, node)
+            if block is None and self._offloads:
+                block = self.offload_cache.lookup(key, node)
+            if block is None or block.node is None:
                 break
-            assert block.node is not None
             hits.append(block)
             node = block.node
         table.awaited = table.keys[len(hits)].block_hash if len(hits) < max_hits else None
@@ -158,7 +134,7 @@ class KVCacheManager:
         self,
         sequence: Sequence,
         num_new_tokens: int,
-        computed_blocks: SequenceOf[Block] = (),
+        computed_blocks: SequenceOf[CachedBlock] = (),
         num_reserved_blocks: int = 0,
     ) -> Allocation | None:
         """Make room for the next `num_new_tokens` tokens, after `computed_blocks` on a start.
@@ -191,7 +167,7 @@ class KVCacheManager:
         self._extend_keys(table, sequence, num_full)
         for position in range(table.num_cached_blocks, num_full):
             block, key = table.blocks[position], table.keys[position]
-            table.node = self._pool.register(block, key, table.node)
+            table.node = block.node or self._pool.register(block, key, table.node)
         if table.num_announced > table.num_cached_blocks:
             self._withdraw(table, sequence.seq_id, num_full)
         table.num_cached_blocks = num_full
@@ -220,6 +196,7 @@ class KVCacheManager:
         table = self._tables[sequence.seq_id]
         self._withdraw(table, sequence.seq_id, table.num_announced)
         table.num_announced = 0
+        table.awaited = None
         for block in reversed(table.blocks):
             self._pool.release(block)
         table.blocks = []
@@ -231,11 +208,128 @@ class KVCacheManager:
         """Give up all that is held for a sequence; nothing happens when there is nothing."""
         if sequence.seq_id in self._tables:
             self.free(sequence)
-            del self._tables[sequence.seq_id]
+            for host in self._tables.pop(sequence.seq_id).saved:
+                self.swap_space.release(host)
+
+    # Swapping: what was computed goes to host memory and comes back.
+
+    def num_blocks_to_save(self, sequences: SequenceOf[Sequence]) -> int:
+        """Blocks that have to be copied to swap these sequences out; shared ones count once."""
+        return len(
+            {
+                block.block_id
+                for sequence in sequences
+                for block in self._computed_blocks(sequence)
+                if block.twin is None
+            }
+        )
+
+    def num_distinct_tokens(self, sequences: SequenceOf[Sequence]) -> int:
+        """Tokens to compute again if these sequences lost their blocks; shared ones count once."""
+        blocks = {
+            block.block_id for sequence in sequences for block in self._computed_blocks(sequence)
+        }
+        num_computed = sum(sequence.num_computed_tokens for sequence in sequences)
+        return min(num_computed, len(blocks) * self.block_size)
+
+    def swap_out(self, sequences: SequenceOf[Sequence], dropped_copies: Mapping[int, int]) -> bool:
+        """Save what these sequences have computed and give up their blocks; a block once.
+
+        False, with nothing changed, when the swap space is too small. `dropped_copies` maps the
+        destination of block copies that were planned in this step for these sequences, and will
+        not be done, to the source.
+        """
+        # A planned copy may have been of a block that has a twin, so this is the upper bound.
+        bound = {
+            dropped_copies.get(block.block_id, block.block_id)
+            for sequence in sequences
+            for block in self._computed_blocks(sequence)
+            if block.twin is None
+        }
+        if len(bound) > self.swap_space.num_free_blocks:
+            return False
+        saved: dict[int, HostBlock] = {}
+        for sequence in sequences:
+            num_full = sequence.num_computed_tokens // self.block_size
+            for position, block in enumerate(self._computed_blocks(sequence)):
+                source = dropped_copies.get(block.block_id, block.block_id)
+                host = block.twin or saved.get(source)
+                if host is None:
+                    host = saved[source] = self.swap_space.take()
+                    self._swap_out.append((source, host.block_id))
+                    if position < num_full and source == block.block_id:
+                        link(block, host)
+                host.ref_count += 1
+                self._tables[sequence.seq_id].saved.append(host)
+        for sequence in sequences:
+            self.free(sequence)
+        self.num_swapped_out += len(saved)
+        return True
+
+    def num_swap_in_blocks(self, sequences: SequenceOf[Sequence]) -> int:
+        """Free blocks that these swapped sequences need for all their known tokens."""
+        needed = 0
+        absent: set[int] = set()
+        for sequence in sequences:
+            num_full = sequence.num_computed_tokens // self.block_size
+            needed += self.blocks_for(sequence.num_tokens) - num_full
+            absent |= {
+                host.block_id
+                for host in self._tables[sequence.seq_id].saved[:num_full]
+                if host.twin is None or host.twin.ref_count == 0
+            }
+        return needed + len(absent)
+
+    def swap_in(self, sequences: SequenceOf[Sequence]) -> None:
+        """Bring back what was saved; there must be room for `num_swap_in_blocks`."""
+        restored: dict[int, Block] = {}
+        for sequence in sequences:
+            table = self._tables[sequence.seq_id]
+            for host in table.saved:
+                block = host.twin or restored.get(host.block_id)
+                if block is None:
+                    block = self._restore(host, len(table.blocks), sequence)
+                    restored[host.block_id] = block
+                else:
+                    self._pool.share(block)
+                table.blocks.append(block)
+            for host in table.saved:
+                self.swap_space.release(host)
+            table.saved = []
+            self.cache_full_blocks(sequence)
+
+    def _restore(self, host: HostBlock, position: int, sequence: Sequence) -> Block:
+        (block,) = self._pool.allocate(1)
+        self._swap_in.append((host.block_id, block.block_id))
+        self.num_swapped_in += 1
+        if position < sequence.num_computed_tokens // self.block_size:
+            link(block, host)
+        return block
+
+    def _computed_blocks(self, sequence: Sequence) -> list[Block]:
+        count = self.blocks_for(sequence.num_computed_tokens)
+        return self._tables[sequence.seq_id].blocks[:count]
+
+    def take_transfers(self) -> tuple[BlockCopies, BlockCopies]:
+        """The copies to host memory and back that the step begins with; called once a step."""
+        if not (self._swap_out or self._swap_in):
+            return (), ()
+        transfers = tuple(self._swap_out), tuple(self._swap_in)
+        self._swap_out, self._swap_in = [], []
+        self.offload_cache.unpin_all()
+        return transfers
+
+    def _offload(self, block: Block, node: PrefixNode) -> None:
+        host_id = self.offload_cache.store(node)
+        if host_id is not None:
+            self._swap_out.append((block.block_id, host_id))
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached content; False, with nothing changed, while blocks are in use."""
-        return self._pool.forget_all()
+        if not self._pool.forget_all():
+            return False
+        self.offload_cache.clear()
+        return True
 
     def check_integrity(self) -> None:
         """Assert that free list, reference counts, tables and hashes agree."""
@@ -243,6 +337,7 @@ class KVCacheManager:
             block.block_id for table in self._tables.values() for block in table.blocks
         )
         self._pool.check_integrity(holders)
+        self._check_host_memory()
         for block_hash, seq_id in self._writers.items():
             table = self._tables[seq_id]
             pending = table.keys[table.num_cached_blocks : table.num_announced]
@@ -255,19 +350,43 @@ class KVCacheManager:
             writable = table.blocks[table.num_cached_blocks :] if table.capacity else []
             assert not self._caching or all(block.ref_count == 1 for block in writable)
 
+    def _check_host_memory(self) -> None:
+        assert not (self._swap_out or self._swap_in), "copies that no step does"
+        self.offload_cache.check_integrity()
+        saved = {host for table in self._tables.values() for host in table.saved}
+        assert len({host.block_id for host in saved}) == len(saved)
+        assert len(saved) == self.swap_space.num_used_blocks
+        held = Counter(host for table in self._tables.values() for host in table.saved)
+        for host in saved:
+            assert host.ref_count == held[host]
+            assert host.twin is None or host.twin.twin is host
+        assert all(not (table.saved and table.blocks) for table in self._tables.values())
+
     def _withdraw(self, table: BlockTable, seq_id: int, end: int) -> None:
         """Nobody has to wait any more for announced blocks before `end`."""
         for key in table.keys[table.num_cached_blocks : min(end, table.num_announced)]:
             if self._writers.get(key.block_hash) == seq_id:
                 del self._writers[key.block_hash]
 
-    def _take_computed(self, table: BlockTable, computed_blocks: SequenceOf[Block]) -> None:
-        for block in computed_blocks:
-            self._pool.share(block)
-            assert block.node is not None
-            table.node = block.node
-        table.blocks.extend(computed_blocks)
-        table.num_cached_blocks += len(computed_blocks)
+    def _take_computed(self, table: BlockTable, computed: SequenceOf[CachedBlock]) -> None:
+        # What is here already is held before blocks are taken for the rest, which evicts others.
+        for hit in computed:
+            if isinstance(hit, OffloadedBlock):
+                self.offload_cache.pin(hit)
+            else:
+                self._pool.share(hit)
+        for key, hit in zip(table.keys, computed, strict=False):
+            block = self._load(hit, key, table.node) if isinstance(hit, OffloadedBlock) else hit
+            table.node = block.node or PrefixNode(key, table.node)
+            table.blocks.append(block)
+        table.num_cached_blocks += len(computed)
+
+    def _load(self, hit: OffloadedBlock, key: BlockKey, parent: PrefixNode) -> Block:
+        (block,) = self._pool.allocate(1)
+        self._pool.register(block, key, parent)
+        self._swap_in.append((hit.block_id, block.block_id))
+        self.num_offload_hits += 1
+        return block
 
     def _extend(self, table: BlockTable, copied: int | None, num_new: int) -> Allocation:
         if num_new == 0 and copied is None:

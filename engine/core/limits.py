@@ -1,8 +1,32 @@
 """Sizes that are settled once the model is loaded."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from octavo.engine.core.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptionCosts:
+    """What was measured when the model was warm, in seconds.
+
+    `compute_token` is one token of a prompt; `copy_block` one block to or from host memory.
+    """
+
+    compute_token: float
+    copy_block: float
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """Blocks of the cache that fit into host memory.
+
+    `num_swap_blocks` are for preempted sequences and have ids from 0; `num_offload_blocks` are for
+    evicted blocks and come after them. Without `costs` preemption recomputes unless told otherwise.
+    """
+
+    num_swap_blocks: int = 0
+    num_offload_blocks: int = 0
+    costs: PreemptionCosts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +37,8 @@ class EngineLimits:
 
     `max_model_len` is the longest context in tokens, never more than the pool holds.
     `max_num_seqs` and `max_num_batched_tokens` bound one step in sequences and tokens.
-    `eos_token_ids` are the ids that end a text by the model's own choice.
+    `eos_token_ids` are the ids that end a text by the model's own choice. `window` is the longest
+    sliding window of a model all of whose layers have one; None where a layer sees everything.
     """
 
     max_model_len: int
@@ -23,6 +48,8 @@ class EngineLimits:
     block_size: int
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()
+    host_memory: HostMemory = field(default_factory=HostMemory)
+    window: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_seqs:

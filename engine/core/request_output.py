@@ -41,13 +41,26 @@ class SequenceDelta(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot taken by the engine thread after a step; counters only ever grow."""
+    """A snapshot taken by the engine thread after a step; counters only ever grow.
+
+    `num_preemptions` counts sequences, in both modes. Blocks in swap space hold what preempted
+    sequences had computed; `num_swapped_out_blocks` and `num_swapped_in_blocks` are counters of
+    copies. `num_offload_hits` counts evicted blocks that came back from host memory.
+    """
 
     num_running: int = 0
     num_waiting: int = 0
     num_blocks: int = 0
     num_used_blocks: int = 0
     num_preemptions: int = 0
+    num_preemptions_by_swap: int = 0
+    num_swap_blocks: int = 0
+    num_used_swap_blocks: int = 0
+    num_swapped_out_blocks: int = 0
+    num_swapped_in_blocks: int = 0
+    num_offload_blocks: int = 0
+    num_used_offload_blocks: int = 0
+    num_offload_hits: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     num_steps: int = 0

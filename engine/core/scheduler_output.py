@@ -57,11 +57,16 @@ class ScheduledSequence:
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
     """One step. The worker first frees the rows of `removed_seq_ids` (finished and preempted),
-    does all `block_copies` (source, destination) before any write, adds `new_sequences`, and then
-    computes `scheduled` in the order given.
+    does the copies before any write, adds `new_sequences`, and then computes `scheduled` in the
+    order given.
 
-    No two copies have the same destination, and no source is the destination of an earlier pair. A
-    destination can be the source of an earlier pair: copy in order, or read all sources first.
+    Copies are pairs (source, destination) and come in three rounds: `swap_out` from the cache to
+    host memory, then `swap_in` back, then `block_copies` within the cache. A block may be the
+    destination of a later round.
+
+    No two `block_copies` have the same destination, and no source is the destination of an earlier
+    pair. A destination can be the source of an earlier pair: copy in order, or read all sources
+    first.
     """
 
     step: int
@@ -69,6 +74,8 @@ class SchedulerOutput:
     scheduled: tuple[ScheduledSequence, ...]
     removed_seq_ids: tuple[int, ...]
     block_copies: tuple[tuple[int, int], ...]
+    swap_out: tuple[tuple[int, int], ...] = ()
+    swap_in: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -1,13 +1,15 @@
 """The executor that runs the model in the engine's own thread, on one device."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from octavo.config.cache import CacheConfig
 from octavo.config.engine import EngineConfig
 from octavo.config.model import ModelConfig
 from octavo.engine.attention.metadata import KVCacheLayout
+from octavo.engine.core.limits import HostMemory
 from octavo.engine.core.model_output import ModelOutput
 from octavo.engine.core.scheduler_output import SchedulerOutput
 from octavo.engine.loader import Checkpoint, load_model
@@ -23,9 +25,10 @@ from octavo.engine.worker.memory import (
     resolve_dtype,
     resolve_step_limits,
     size_cache,
+    size_host_memory,
 )
 from octavo.engine.worker.model_runner import LanguageModel, ModelRunner, RunnerLimits
-from octavo.engine.worker.warm_up import warm_up
+from octavo.engine.worker.warm_up import measure_costs, warm_up
 
 # As many as there are ways of sampling in the warm-up.
 _WARM_UP_SEQS = 3
@@ -61,8 +64,12 @@ class UniprocExecutor:
         size = size_cache(config.cache, config.load.max_model_len, demand)
         self._steps = steps
         self._size = size
-        self._runner = start.make_runner(size)
+        self._window = start.common_window
+        self._host_memory = start.host_memory(config.cache, size)
+        self._runner = start.make_runner(size, self._host_memory)
         warm_up(self._runner, _WARM_UP_SEQS, 2 * config.cache.block_size + 1)
+        if self._runner.num_host_blocks and config.scheduler.preemption_mode == "auto":
+            self._host_memory = replace(self._host_memory, costs=measure_costs(self._runner))
         _logger.info(
             "%s in %s on %s: %d cache blocks of %d tokens, context %d, %d sequences and %d tokens "
             "per step",
@@ -96,6 +103,16 @@ class UniprocExecutor:
         """Most tokens in one step."""
         return self._steps.max_num_batched_tokens
 
+    @property
+    def host_memory(self) -> HostMemory:
+        """Blocks in host memory, and what it costs to use them."""
+        return self._host_memory
+
+    @property
+    def window(self) -> int | None:
+        """The longest sliding window; None where a layer sees everything."""
+        return self._window
+
     def execute_model(self, plan: SchedulerOutput) -> ModelOutput:
         """Carries out one step."""
         return self._runner.execute(plan)
@@ -116,8 +133,28 @@ class _Start:
     steps: StepLimits
     device: torch.device
 
-    def make_runner(self, size: CacheSize) -> ModelRunner:
-        cache = KVCache(self._layout(size.num_blocks), self.facts.num_layers, self.device)
+    @property
+    def common_window(self) -> int | None:
+        windows = [window for window in self.facts.windows if window is not None]
+        return max(windows) if len(windows) == self.facts.num_layers else None
+
+    def host_memory(self, cache: CacheConfig, size: CacheSize) -> HostMemory:
+        bytes_per_block = self._bytes_per_block
+        free = free_host_memory()
+        if self.device.type == "cpu":
+            free = max(0, free - size.num_blocks * bytes_per_block)
+        blocks_each = -(-size.max_model_len // self.block_size)
+        most_useful = self.steps.max_num_seqs * blocks_each
+        return size_host_memory(cache, bytes_per_block, free, most_useful)
+
+    def make_runner(self, size: CacheSize, host_memory: HostMemory | None = None) -> ModelRunner:
+        host_memory = host_memory or HostMemory()
+        cache = KVCache(
+            self._layout(size.num_blocks),
+            self.facts.num_layers,
+            self.device,
+            host_memory.num_swap_blocks + host_memory.num_offload_blocks,
+        )
         limits = RunnerLimits(
             max_num_seqs=self.steps.max_num_seqs,
             max_model_len=size.max_model_len,
@@ -135,10 +172,14 @@ class _Start:
         return CacheDemand(
             model_limit=self.facts.max_model_len,
             max_num_seqs=self.steps.max_num_seqs,
-            bytes_per_block=self._layout(0).bytes_per_block * self.facts.num_layers,
+            bytes_per_block=self._bytes_per_block,
             free_bytes=free,
             budget_bytes=budget,
         )
+
+    @property
+    def _bytes_per_block(self) -> int:
+        return self._layout(0).bytes_per_block * self.facts.num_layers
 
     def _layout(self, num_blocks: int) -> KVCacheLayout:
         facts = self.facts

@@ -5,7 +5,7 @@ import time
 from octavo.config.scheduler import SchedulerConfig
 from octavo.engine.cache.kv_cache_manager import KVCacheManager
 from octavo.engine.core.limits import EngineLimits
-from octavo.engine.core.request import Sequence
+from octavo.engine.core.request import Sequence, SequenceStatus
 from octavo.engine.scheduler.beam_groups import BeamGroups
 from octavo.engine.scheduler.open_sequences import OpenSequences
 from octavo.engine.scheduler.outbox import Outbox
@@ -66,7 +66,8 @@ class Admission:
                 break
             if self._kv_cache.awaits_block(sequence):
                 continue
-            if self._start(plan, sequence):
+            swapped = sequence.status is SequenceStatus.SWAPPED
+            if self._swap_in(plan, sequence) if swapped else self._start(plan, sequence):
                 if head is not None:
                     waiting.record_pass(head)
             elif not self._kv_cache.awaits_block(sequence):
@@ -109,6 +110,37 @@ class Admission:
         plan.add(sequence, num_tokens, allocation)
         plan.num_owed_blocks += num_later_blocks + self._beams.num_parked_blocks(sequence)
         return True
+
+    def _swap_in(self, plan: StepPlan, leader: Sequence) -> bool:
+        """Bring back a swapped sequence, with the beams of its group, if all of it fits."""
+        kv_cache = self._kv_cache
+        members = self._beams.swapped_members(leader)
+        num_parked_blocks = self._beams.num_parked_blocks(leader)
+        needed = kv_cache.num_swap_in_blocks(members) + num_parked_blocks
+        if needed + self._num_kept_blocks(plan) > kv_cache.num_free_blocks:
+            return False
+        if self._open.num_free_rows < self._beams.num_rows(leader):
+            return False
+        self._open.waiting.remove(leader)
+        kv_cache.swap_in(members)
+        for member in members:
+            self._open.parked.pop(member.seq_id, None)
+            self._open.run(member)
+        self._beams.reserve_rows()
+        for member in members:
+            self._schedule_member(plan, member)
+        plan.num_owed_blocks += num_parked_blocks
+        return True
+
+    def _schedule_member(self, plan: StepPlan, member: Sequence) -> None:
+        num_wanted = self._beams.target(member) - member.num_computed_tokens
+        if num_wanted and plan.budget:
+            num_tokens = self._chunk_size(plan, num_wanted)
+            allocation = self._kv_cache.allocate_slots(member, num_tokens)
+            assert allocation is not None, member.seq_id
+            plan.add(member, num_tokens, allocation)
+        self._kv_cache.announce(member)
+        plan.num_owed_blocks += self._kv_cache.num_missing_blocks(member)
 
     def _num_kept_blocks(self, plan: StepPlan) -> int:
         """Blocks that a newcomer must leave free."""

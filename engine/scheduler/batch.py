@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from octavo.engine.cache.kv_cache_manager import UNCHANGED, Allocation, KVCacheManager
+from octavo.engine.cache.block_table import UNCHANGED, Allocation
+from octavo.engine.cache.kv_cache_manager import KVCacheManager
 from octavo.engine.core.request import Sequence
 from octavo.engine.core.scheduler_output import (
     Fork,
@@ -59,7 +60,12 @@ class Batch:
         removed, self._removed = tuple(self._removed), []
         self.num_steps += 1
         return SchedulerOutput(
-            self.num_steps, tuple(new_sequences), tuple(scheduled), removed, tuple(block_copies)
+            self.num_steps,
+            tuple(new_sequences),
+            tuple(scheduled),
+            removed,
+            tuple(block_copies),
+            *self._kv_cache.take_transfers(),
         )
 
     def check_integrity(self, running: set[int]) -> None:

@@ -210,11 +210,6 @@ class BeamGroups:
         self.reserve_rows()
         return leader
 
-    def unpark(self, sequence: Sequence) -> None:
-        """Let a parked beam run again."""
-        del self._open.parked[sequence.seq_id]
-        self._open.run(sequence)
-
     def grow_trunk(self, sequence: Sequence) -> None:
         """Fork the parked beams once `sequence` has computed what all of them begin with."""
         if self._trunks.get(sequence.seq_id) != sequence.num_computed_tokens:

@@ -13,6 +13,7 @@ from octavo.engine.scheduler.admission import Admission
 from octavo.engine.scheduler.beam_groups import BeamGroups
 from octavo.engine.scheduler.open_sequences import OpenSequences
 from octavo.engine.scheduler.outbox import EndRules, Outbox
+from octavo.engine.scheduler.preemption import Preemption
 from octavo.engine.scheduler.queue import ORDERS
 from octavo.engine.scheduler.step_plan import StepPlan, chunk_size
 
@@ -40,9 +41,11 @@ class Scheduler:
         self._open = OpenSequences(order, kv_cache, limits.max_num_seqs)
         self._beams = BeamGroups(kv_cache, self._open, self._outbox)
         self._admission = Admission(config, limits, kv_cache, self._open, self._beams, self._outbox)
+        self._preemption = Preemption(
+            config, limits.host_memory.costs, kv_cache, self._open, self._beams, self._outbox
+        )
         # Choices that will draw their first token from the row of this step, by their parent.
         self._children: dict[int, list[Sequence]] = {}
-        self._num_preemptions = 0
         self._last_step_tokens = 0
 
     # Requests come and go, between steps.
@@ -120,22 +123,11 @@ class Scheduler:
     def _schedule_next(self, plan: StepPlan, sequence: Sequence, num_tokens: int) -> None:
         allocation = self._kv_cache.allocate_slots(sequence, num_tokens)
         while allocation is None:
-            self._preempt(plan, self._open.running.last)
+            self._preemption.preempt(plan, self._open.running.last)
             if sequence.status is not _RUNNING:
                 return
             allocation = self._kv_cache.allocate_slots(sequence, num_tokens)
         plan.add(sequence, num_tokens, allocation)
-
-    def _preempt(self, plan: StepPlan, victim: Sequence) -> None:
-        members = self._beams.members(victim)
-        for member in members:
-            plan.drop(member)
-            self._open.stop(member)
-            self._kv_cache.free(member)
-            self._outbox.prompt_logprobs.pop(member.seq_id, None)
-            member.preempt()
-            self._num_preemptions += 1
-        self._open.waiting.add(self._beams.suspend(members))
 
     def _plan_forks(self, parent: Sequence) -> tuple[Fork, ...]:
         request = parent.request
@@ -287,7 +279,15 @@ class Scheduler:
             num_waiting=len(self._open.requests) - len(running),
             num_blocks=self._kv_cache.num_blocks,
             num_used_blocks=self._kv_cache.num_used_blocks,
-            num_preemptions=self._num_preemptions,
+            num_preemptions=self._preemption.num_recomputed + self._preemption.num_swapped,
+            num_preemptions_by_swap=self._preemption.num_swapped,
+            num_swap_blocks=self._kv_cache.swap_space.num_blocks,
+            num_used_swap_blocks=self._kv_cache.swap_space.num_used_blocks,
+            num_swapped_out_blocks=self._kv_cache.num_swapped_out,
+            num_swapped_in_blocks=self._kv_cache.num_swapped_in,
+            num_offload_blocks=self._kv_cache.offload_cache.num_blocks,
+            num_used_offload_blocks=len(self._kv_cache.offload_cache),
+            num_offload_hits=self._kv_cache.num_offload_hits,
             prefix_cache_queries=self._admission.num_cache_queries,
             prefix_cache_hits=self._admission.num_cache_hits,
             num_steps=self._open.batch.num_steps,
@@ -299,6 +299,6 @@ class Scheduler:
         self._open.check_integrity()
         self._beams.check_integrity()
         assert not self._children
-        assert all(
-            self._open.by_id[seq_id].status is _RUNNING for seq_id in self._outbox.prompt_logprobs
-        )
+        assert self._outbox.prompt_logprobs.keys() <= {
+            seq_id for seq_id, item in self._open.by_id.items() if item.status is _RUNNING
+        }

@@ -1,6 +1,6 @@
 """The step that is being put together."""
 
-from octavo.engine.cache.kv_cache_manager import Allocation
+from octavo.engine.cache.block_table import Allocation
 from octavo.engine.core.request import Sequence
 
 
@@ -25,12 +25,17 @@ class StepPlan:
         self.entries[sequence.seq_id] = (sequence, num_tokens, allocation)
         self.budget -= num_tokens
 
-    def drop(self, sequence: Sequence) -> None:
-        """Take back what a sequence was given, its block copies too, since it is preempted."""
+    def drop(self, sequence: Sequence) -> tuple[tuple[int, int], ...]:
+        """Take back what a sequence was given, since it is preempted.
+
+        Returns its block copies, (source, destination), which will not be done.
+        """
         self.preempted = True
         entry = self.entries.pop(sequence.seq_id, None)
-        if entry is not None:
-            self.budget += entry[1]
+        if entry is None:
+            return ()
+        self.budget += entry[1]
+        return entry[2].block_copies
 
 
 def chunk_size(num_wanted: int, budget: int, num_others: int, threshold: int) -> int:

@@ -1,6 +1,7 @@
 """The tensors of the paged KV cache."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -15,9 +16,18 @@ _ALIGNMENT = 64
 
 
 class KVCache:
-    """Keys and values of all layers; `layers` is what a forward pass reads and writes."""
+    """Keys and values of all layers; `layers` is what a forward pass reads and writes.
 
-    def __init__(self, layout: KVCacheLayout, num_layers: int, device: torch.device) -> None:
+    `num_host_blocks` more blocks are in host memory, pinned for a GPU, to copy to and from.
+    """
+
+    def __init__(
+        self,
+        layout: KVCacheLayout,
+        num_layers: int,
+        device: torch.device,
+        num_host_blocks: int = 0,
+    ) -> None:
         """Raises ConfigurationError when the memory cannot be had."""
         self.layout = layout
         self._device = device
@@ -32,6 +42,30 @@ class KVCache:
                 f"the KV cache of {layout.num_blocks} blocks needs {total} bytes, which cannot be "
                 "allocated; give a smaller --kv-cache-memory-bytes or --num-gpu-blocks-override"
             ) from error
+
+        host_layout = replace(layout, num_blocks=num_host_blocks)
+        self.num_host_blocks = num_host_blocks
+        try:
+            self._host_layers = tuple(
+                LayerKVCache(_host_zeros(host_layout, device), _host_zeros(host_layout, device))
+                for _ in range(num_layers if num_host_blocks else 0)
+            )
+        except (MemoryError, RuntimeError) as error:
+            total = layout.bytes_per_block * num_layers * num_host_blocks
+            raise ConfigurationError(
+                f"{total} bytes of host memory for swapped and offloaded blocks cannot be "
+                "allocated; give a smaller --swap-space or --kv-offload"
+            ) from error
+
+    def swap_out(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copies blocks (source, destination) to host memory, in every layer."""
+        for cache, host in zip(self.layers, self._host_layers, strict=False) if copies else ():
+            _copy_each(cache, host, copies)
+
+    def swap_in(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copies blocks (source, destination) back from host memory, in every layer."""
+        for cache, host in zip(self.layers, self._host_layers, strict=False) if copies else ():
+            _copy_each(host, cache, copies)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copies blocks (source, destination) in every layer; all reads come before all writes."""
@@ -51,3 +85,19 @@ def _zeros(layout: KVCacheLayout, device: torch.device) -> Tensor:
     buffer = np.zeros(size + _ALIGNMENT, np.uint8)
     start = -buffer.ctypes.data % _ALIGNMENT
     return torch.from_numpy(buffer[start : start + size]).view(layout.dtype).view(layout.shape)
+
+
+def _host_zeros(layout: KVCacheLayout, device: torch.device) -> Tensor:
+    if device.type == "cpu":
+        return _zeros(layout, device)
+    return torch.zeros(layout.shape, dtype=layout.dtype, pin_memory=True)
+
+
+def _copy_each(
+    source: LayerKVCache, target: LayerKVCache, copies: Sequence[tuple[int, int]]
+) -> None:
+    # On a GPU the copies run in the order of its stream, and only the stream touches the blocks in
+    # pinned memory, so nobody has to wait for them.
+    for origin, destination in copies:
+        target.key[destination].copy_(source.key[origin], non_blocking=True)
+        target.value[destination].copy_(source.value[origin], non_blocking=True)

@@ -12,6 +12,7 @@ from octavo.config.load import DType
 from octavo.config.model import ModelConfig
 from octavo.config.scheduler import SchedulerConfig
 from octavo.engine.core.errors import ConfigurationError
+from octavo.engine.core.limits import HostMemory
 
 _logger = logging.getLogger(__name__)
 
@@ -21,6 +22,8 @@ _LARGE_GPU_BYTES = 70 * _GIB
 # activations, the operating system and the neighbours.
 _HOST_SHARE = 0.4
 _HOST_MAXIMUM = 4 * _GIB
+# Most of what is free that the swap space takes, which is asked for by default.
+_SWAP_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +161,28 @@ def _blocks_of_bytes(wanted_bytes: int, demand: CacheDemand) -> int:
             f"the smallest value that works is {demand.bytes_per_block}"
         )
     return wanted_bytes // demand.bytes_per_block
+
+
+def size_host_memory(
+    cache: CacheConfig, bytes_per_block: int, free_bytes: int, most_useful: int
+) -> HostMemory:
+    """Blocks in host memory for preempted sequences and for evicted blocks.
+
+    `free_bytes` is what the cache leaves of host memory. The swap space shrinks to a part of that;
+    an offload space that does not fit is refused (ConfigurationError). `most_useful` is how many
+    blocks all sequences could hold.
+    """
+    num_offload_blocks = int(cache.kv_offload * _GIB) // bytes_per_block
+    if num_offload_blocks * bytes_per_block > free_bytes:
+        raise ConfigurationError(
+            f"--kv-offload {cache.kv_offload} GiB is more host memory than is free; the largest "
+            f"value that works is {free_bytes / _GIB:.2f}"
+        )
+    wanted = int(cache.swap_space * _GIB)
+    granted = min(wanted, int((free_bytes - num_offload_blocks * bytes_per_block) * _SWAP_SHARE))
+    if granted < wanted:
+        _logger.info("swap space reduced to %.2f GiB of the free host memory", granted / _GIB)
+    return HostMemory(min(granted // bytes_per_block, most_useful), num_offload_blocks)
 
 
 def host_budget(free_bytes: int) -> int:

@@ -76,10 +76,22 @@ class ModelRunner:
         """Shape of the cache of one layer."""
         return self._kv_cache.layout
 
+    @property
+    def num_host_blocks(self) -> int:
+        """Blocks in host memory."""
+        return self._kv_cache.num_host_blocks
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all that was asked."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
     @torch.inference_mode()
     def execute(self, plan: SchedulerOutput) -> ModelOutput:
         """Runs one step. Each sampled id is known to the rows of the next step."""
         self._update_rows(plan)
+        self._kv_cache.swap_out(plan.swap_out)
+        self._kv_cache.swap_in(plan.swap_in)
         self._kv_cache.copy_blocks(plan.block_copies)
         if not plan.scheduled:
             return ModelOutput({})

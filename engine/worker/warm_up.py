@@ -1,5 +1,9 @@
-"""Steps with made-up sequences: to compile and allocate before serving, and to measure memory."""
+"""Steps with made-up sequences: to compile and allocate before serving, and to measure."""
 
+import time
+from collections.abc import Callable
+
+from octavo.engine.core.limits import PreemptionCosts
 from octavo.engine.core.sampling_params import SamplingParams
 from octavo.engine.core.scheduler_output import NewSequence, ScheduledSequence, SchedulerOutput
 from octavo.engine.worker.model_runner import ModelRunner
@@ -9,6 +13,10 @@ _PARAMS = (
     SamplingParams(max_tokens=2),
     SamplingParams(max_tokens=2, top_p=0.9, logprobs=1, repetition_penalty=1.1),
 )
+
+_MEASURED_TOKENS = 128
+_MEASURED_BLOCKS = 32
+_REPEATS = 3
 
 
 def warm_up(runner: ModelRunner, num_seqs: int, num_tokens: int) -> None:
@@ -39,6 +47,32 @@ def warm_up(runner: ModelRunner, num_seqs: int, num_tokens: int) -> None:
     if longest < limits.max_model_len:
         runner.execute(SchedulerOutput(0, (), _steps(seq_ids, 1), (), ()))
     runner.execute(SchedulerOutput(0, (), (), seq_ids, ()))
+
+
+def measure_costs(runner: ModelRunner) -> PreemptionCosts:
+    """Times a prefill and copies to and from host memory, which must be there.
+
+    Blocks are written from block 0 on, so no sequence may be running.
+    """
+    num_tokens = max(1, min(_MEASURED_TOKENS, runner.limits.max_model_len - 1))
+    num_blocks = min(_MEASURED_BLOCKS, runner.layout.num_blocks, runner.num_host_blocks)
+    pairs = tuple((block, block) for block in range(num_blocks))
+    copies = SchedulerOutput(0, (), (), (), (), swap_out=pairs, swap_in=pairs)
+    prefill = _seconds(runner, lambda: warm_up(runner, 1, num_tokens))
+    both_ways = _seconds(runner, lambda: runner.execute(copies))
+    return PreemptionCosts(prefill / num_tokens, both_ways / (2 * num_blocks))
+
+
+def _seconds(runner: ModelRunner, action: Callable[[], object]) -> float:
+    """Seconds of `action`, the best of a few times: what disturbs only adds to them."""
+    best = float("inf")
+    for _ in range(_REPEATS):
+        runner.synchronize()
+        started = time.perf_counter()
+        action()
+        runner.synchronize()
+        best = min(best, time.perf_counter() - started)
+    return best
 
 
 def _steps(seq_ids: tuple[int, ...], num_tokens: int) -> tuple[ScheduledSequence, ...]:

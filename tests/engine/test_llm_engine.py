@@ -3,8 +3,6 @@
 Block size 4. The simulated executor checks every block table and every slot that is read.
 """
 
-import random
-
 import pytest
 from engine_harness import VOCAB_SIZE, Harness, Sizes
 from simulated_model import solo_text
@@ -385,68 +383,3 @@ def test_context_end_is_a_length_end() -> None:
     harness.add("a", prompt(4), max_tokens=6)
     harness.run()
     assert (len(harness.text("a")), harness.reason("a")) == (6, "length")
-
-
-# Random walk
-
-
-def random_request(rng: random.Random, max_len: int) -> tuple[list[int], dict[str, object]]:
-    # Few prefixes, so that hits, shared blocks and forks meet.
-    length = rng.randint(1, max_len - 2)
-    ids = prompt(length, 100 * rng.randrange(3))
-    if rng.random() < 0.3:
-        ids[rng.randrange(length)] = 998
-    options: dict[str, object] = {"max_tokens": rng.randint(0, min(20, max_len - length))}
-    if rng.random() < 0.5:
-        options |= {"temperature": 1.0, "seed": rng.randrange(100), "n": rng.randint(1, 4)}
-    if rng.random() < 0.1:
-        options["prompt_logprobs"] = 0
-    if rng.random() < 0.2:
-        options["cache_salt"] = rng.choice("xy")
-    if rng.random() < 0.3:
-        options["priority"] = rng.randint(-2, 2)
-    return ids, options
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_random_walk_against_solo_texts(seed: int) -> None:
-    rng = random.Random(seed)
-    rows = rng.choice([2, 5, 9])
-    num_blocks = rng.choice([7, 12, 30])
-    sizes = Sizes(
-        num_blocks=num_blocks,
-        block_size=rng.choice([1, 3, 4]),
-        max_num_seqs=rows,
-        max_num_batched_tokens=rows + rng.choice([0, 6, 40]),
-    )
-    harness = Harness(
-        sizes,
-        prefix_caching=rng.random() < 0.8,
-        scheduling_policy=rng.choice(["fcfs", "priority"]),
-        long_prefill_token_threshold=rng.choice([0, 0, 5]),
-    )
-    max_len = min(40, num_blocks * sizes.block_size)
-    expected: dict[tuple[str, int], list[int]] = {}
-    aborted: set[tuple[str, int]] = set()
-    for number in range(300):
-        if rng.random() < 0.35:
-            name = f"r{number}"
-            ids, options = random_request(rng, max_len)
-            params = harness.add(name, ids, **options)
-            for index in range(params.n):
-                expected[name, index] = solo_text(ids, params, index)
-        if rng.random() < 0.1 and expected:
-            name, index = rng.choice(list(expected))
-            whole = rng.random() < 0.5
-            harness.engine.abort(name, None if whole else index)
-            aborted |= {key for key in expected if key[0] == name and (whole or key[1] == index)}
-        if harness.engine.has_work():
-            harness.step()
-    harness.run()
-    assert harness.choices.keys() == expected.keys()
-    for key, choice in harness.choices.items():
-        if choice.finish_reason == "abort":
-            assert key in aborted
-            assert choice.token_ids == expected[key][: len(choice.token_ids)]
-        else:
-            assert (choice.token_ids, choice.finish_reason) == (expected[key], "length")

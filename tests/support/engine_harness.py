@@ -11,6 +11,7 @@ from octavo.config.cache import CacheConfig
 from octavo.config.engine import EngineConfig
 from octavo.config.load import LoadConfig
 from octavo.config.scheduler import SchedulerConfig
+from octavo.engine.core.limits import HostMemory
 from octavo.engine.core.messages import AddRequest
 from octavo.engine.core.request_output import SequenceDelta
 from octavo.engine.core.sampling_params import SamplingParams
@@ -45,6 +46,7 @@ class Sizes:
     max_num_batched_tokens: int = 32
     max_model_len: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    host_memory: HostMemory = field(default_factory=HostMemory)
 
 
 class Harness:
@@ -67,6 +69,7 @@ class Harness:
             block_size=sizes.block_size,
             vocab_size=VOCAB_SIZE,
             eos_token_ids=sizes.eos_token_ids,
+            host_memory=sizes.host_memory,
         )
         self.executor = SimulatedExecutor(
             sizes.num_blocks,
@@ -108,6 +111,7 @@ class Harness:
         assert not self.engine.has_work(), "requests are left"
         stats = self.engine.stats()
         assert (stats.num_used_blocks, stats.num_running, stats.num_waiting) == (0, 0, 0)
+        assert stats.num_used_swap_blocks == 0
         assert all(choice.finish_reason is not None for choice in self.choices.values())
         assert not self.engine._kv_cache._tables, "a block table outlived its sequence"
 

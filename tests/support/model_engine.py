@@ -74,7 +74,10 @@ class ModelEngine:
         runner_limits = RunnerLimits(
             self.limits.max_num_seqs, self.limits.max_model_len, facts.vocab_size, eos_token_ids
         )
-        kv_cache = KVCache(layout, facts.num_layers, CPU)
+        host = self.limits.host_memory
+        kv_cache = KVCache(
+            layout, facts.num_layers, CPU, host.num_swap_blocks + host.num_offload_blocks
+        )
         self.executor = RunnerExecutor(ModelRunner(model, kv_cache, runner_limits, CPU))
         config = EngineConfig(
             cache=CacheConfig(block_size=block_size, **(cache or {})),

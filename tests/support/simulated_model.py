@@ -123,6 +123,7 @@ class SimulatedExecutor:
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self.slots: dict[int, int] = {}
+        self.host_slots: dict[int, int] = {}
         self.rows: dict[int, Row] = {}
         self.plans: list[SchedulerOutput] = []
         self.failing_token: int | None = None
@@ -143,6 +144,10 @@ class SimulatedExecutor:
         self.plans.append(plan)
         for seq_id in plan.removed_seq_ids:
             del self.rows[seq_id]
+        for pairs in (plan.swap_out, plan.swap_in):
+            assert len({destination for _, destination in pairs}) == len(pairs)
+        self._transfer(plan.swap_out, self.slots, self.host_slots)
+        self._transfer(plan.swap_in, self.host_slots, self.slots)
         self._copy_blocks(plan.block_copies)
         for new in plan.new_sequences:
             self._add_row(new)
@@ -166,6 +171,16 @@ class SimulatedExecutor:
             num_computed_tokens=new.num_computed_tokens,
             block_ids=list(new.block_ids),
         )
+
+    def _transfer(
+        self, pairs: Sequence[tuple[int, int]], source: dict[int, int], target: dict[int, int]
+    ) -> None:
+        size = self._block_size
+        for origin, destination in pairs:
+            for row in range(size):
+                target.pop(destination * size + row, None)
+                if (value := source.get(origin * size + row)) is not None:
+                    target[destination * size + row] = value
 
     def _copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         assert len({destination for _, destination in pairs}) == len(pairs)

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from octavo.engine.cache.kv_cache_manager import Allocation, KVCacheManager
+from octavo.engine.cache.block_table import Allocation
+from octavo.engine.cache.kv_cache_manager import KVCacheManager
 from octavo.engine.core.request import Sequence
 
 MakeSequence = Callable[..., Sequence]

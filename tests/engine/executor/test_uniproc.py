@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from octavo.config.engine import EngineConfig
 from octavo.config.load import LoadConfig
 from octavo.engine.core.errors import ConfigurationError
+from octavo.engine.core.limits import HostMemory
 from octavo.engine.core.model_output import ModelOutput
 from octavo.engine.core.sampling_params import SamplingParams
 from octavo.engine.core.scheduler_output import NewSequence, ScheduledSequence, SchedulerOutput
@@ -99,3 +100,16 @@ def test_h01_an_overflow_in_float16_fails_the_request_and_bfloat16_does_not(
             }
         )
         assert run(UniprocExecutor(config, checkpoint), [5, 250, 17])[0].failed == failed
+
+
+def test_host_memory_is_there_and_its_costs_are_measured(random_llama_dir: Path) -> None:
+    executor = make_executor(
+        random_llama_dir, cache={"num_gpu_blocks_override": 64, "kv_offload": 0.001}
+    )
+    host = executor.host_memory
+    assert host.num_swap_blocks == 128 * 32 and host.num_offload_blocks > 0
+    assert host.costs is not None and host.costs.compute_token > 0 < host.costs.copy_block
+    without = make_executor(
+        random_llama_dir, cache={"num_gpu_blocks_override": 64, "swap_space": 0}
+    )
+    assert without.host_memory == HostMemory()

@@ -43,3 +43,25 @@ def test_memory_that_cannot_be_had_names_the_flag(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(kv_cache.np, "zeros", refuse)
     with pytest.raises(ConfigurationError, match="--kv-cache-memory-bytes"):
         KVCache(KVCacheLayout(7, 2, 4, 6, torch.float32), 3, CPU)
+
+
+def test_blocks_go_to_host_memory_and_back_in_every_layer() -> None:
+    cache = KVCache(KVCacheLayout(4, 1, 2, 1, torch.float32), 2, CPU, num_host_blocks=3)
+    for number, layer in enumerate(cache.layers):
+        layer.key.copy_(torch.arange(10.0).view(5, 1, 2, 1) + 100 * number)
+        layer.value.copy_(layer.key + 50)
+    cache.swap_out(((1, 0), (3, 2)))
+    cache.layers[0].key[1] = cache.layers[1].value[3] = -1
+    cache.swap_in(((0, 0), (2, 3)))
+    first, second = cache.layers
+    assert first.key.flatten().tolist()[:4] == [2, 3, -1, -1]
+    assert second.value.flatten().tolist()[6:8] == [156, 157]
+
+
+def test_host_memory_that_cannot_be_had_names_the_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> torch.Tensor:
+        raise MemoryError
+
+    monkeypatch.setattr(kv_cache, "_host_zeros", refuse)
+    with pytest.raises(ConfigurationError, match="--swap-space or --kv-offload"):
+        KVCache(KVCacheLayout(1, 1, 2, 1, torch.float32), 1, CPU, num_host_blocks=2)

@@ -11,6 +11,7 @@ from octavo.config.load import DType
 from octavo.config.model import ModelConfig, RopeConfig
 from octavo.config.scheduler import SchedulerConfig
 from octavo.engine.core.errors import ConfigurationError
+from octavo.engine.core.limits import HostMemory
 from octavo.engine.worker import memory
 from octavo.engine.worker.memory import CacheDemand, CacheSize, StepLimits, size_cache
 
@@ -168,3 +169,25 @@ def test_free_memory_without_a_container(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemAvailable: 1000 kB\n")
     assert memory.free_host_memory(tmp_path / "meminfo", tmp_path / "none") == 1024000
     assert memory.free_host_memory(tmp_path / "none", tmp_path / "none") > 0
+
+
+@pytest.mark.parametrize(
+    ("swap_space", "kv_offload", "free", "most_useful", "expected"),
+    [
+        (1.0, 0.0, 100 * GIB, 10**6, HostMemory(1024, 0)),
+        (1.0, 0.0, 1 * GIB, 10**6, HostMemory(512, 0)),
+        (1.0, 0.0, 100 * GIB, 64, HostMemory(64, 0)),
+        (1.0, 0.5, 1 * GIB, 10**6, HostMemory(256, 512)),
+        (0.0, 2.0, 100 * GIB, 10**6, HostMemory(0, 2048)),
+    ],
+)
+def test_host_memory_is_shared_out_in_blocks(
+    swap_space: float, kv_offload: float, free: int, most_useful: int, expected: HostMemory
+) -> None:
+    config = CacheConfig(swap_space=swap_space, kv_offload=kv_offload)
+    assert memory.size_host_memory(config, GIB // 1024, free, most_useful) == expected
+
+
+def test_an_offload_space_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"--kv-offload 2.0 .* is 1.50"):
+        memory.size_host_memory(CacheConfig(kv_offload=2.0), 1024, 3 * GIB // 2, 10)
