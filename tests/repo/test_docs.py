@@ -6,8 +6,15 @@ from pathlib import Path
 
 import click
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from octavo.config.engine import EngineConfig
+from octavo.config.flags import Flag, all_flags
+from octavo.config.server import ServerConfig
+from octavo.engine.core.request_output import EngineStats
+from octavo.server.app import create_app
 from octavo.server.cli import main
+from octavo.server.metrics import REJECTIONS, ServerMetrics
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -67,3 +74,57 @@ def test_make_targets_in_the_readme_exist() -> None:
 def test_links_in_the_readme_lead_somewhere() -> None:
     links = re.findall(r"\]\((?!https?://|#|mailto:)([^)#]+)", README)
     assert not [link for link in links if not (ROOT / link).exists()]
+
+
+def rows(page: str) -> list[list[str]]:
+    """Cells of the rows of all tables of a page that begin with code."""
+    lines = (ROOT / page).read_text().splitlines()
+    return [line.strip("| ").split(" | ") for line in lines if line.startswith("| `")]
+
+
+def default_text(flag: Flag) -> str:
+    if flag.kind == "bool":
+        return "on" if flag.default else "off"
+    text = ", ".join(flag.default) if flag.kind == "list" else str(flag.default)
+    return "-" if flag.default in (None, (), "") else text
+
+
+def test_the_page_of_flags_is_the_list_of_fields() -> None:
+    expected = [
+        [f"`{flag.option}`", default_text(flag), flag.description] for flag in all_flags().values()
+    ]
+
+    assert rows("config/README.md") == expected
+
+
+def test_every_route_is_described_and_every_described_one_exists() -> None:
+    described = {
+        path for cells in rows("server/README.md") for path in re.findall(r"`(/[^`]*)`", cells[0])
+    }
+    config = ServerConfig(enable_admin=True, admin_key="k", disable_fastapi_docs=True)
+    routes = set(create_app(config, EngineConfig()).openapi()["paths"])
+
+    assert described == routes
+
+
+def test_every_metric_is_described_with_its_kind() -> None:
+    metrics = ServerMetrics()
+    metrics.attach_engine("m", {"block_size": "16"}, EngineStats)
+    suffix = {"counter": "_total"}
+    shown = {
+        (f"`{family.name}{suffix.get(family.type, '')}`", family.type)
+        for family in text_string_to_metric_families(metrics.render().decode())
+    }
+    described = {
+        (cells[0], cells[1])
+        for cells in rows("server/README.md")
+        if re.match("`(octavo:|http_)", cells[0])
+    }
+
+    assert described == shown
+
+
+def test_every_label_value_of_a_refusal_is_described() -> None:
+    [cells] = [c for c in rows("server/README.md") if "requests_rejected" in c[0]]
+
+    assert cells[2].rpartition("`reason`: ")[2].split(", ") == list(REJECTIONS)
