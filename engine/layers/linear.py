@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from octavo.engine.core.errors import OctavoError
 from octavo.kernels import ops
+from octavo.kernels.step_program import StepProgram
 
 
 class Linear:
@@ -45,9 +47,17 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [T, in_features] -> [T, N]."""
+        return ops.linear(x, self.loaded())
+
+    def loaded(self) -> ops.LinearWeight:
+        """The packed weight; raises OctavoError before `pack`."""
         if self.packed is None:
             raise OctavoError("a linear layer was used before its weights were loaded")
-        return ops.linear(x, self.packed)
+        return self.packed
+
+    def lower(self, program: StepProgram, x: Any) -> Any:  # noqa: ANN401
+        """The layer as an instruction."""
+        return program.linear(x, self.loaded().packed)
 
     def weight_slots(self, prefix: str) -> Iterator[tuple[str, "WeightSlot"]]:
         """The checkpoint names below `prefix` with their places; before `pack` only."""

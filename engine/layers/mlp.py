@@ -1,6 +1,7 @@
 """The gated feed-forward part of a decoder layer."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,6 +9,7 @@ from torch import Tensor
 from octavo.config.model import ModelConfig
 from octavo.engine.layers.linear import Linear, WeightSlot
 from octavo.kernels import ops
+from octavo.kernels.step_program import StepProgram
 
 
 class GatedMLP:
@@ -32,6 +34,11 @@ class GatedMLP:
         else:
             inner = ops.gelu_and_mul(gate_up, tanh=self.hidden_act == "gelu_tanh")
         return self.down(inner)
+
+    def lower(self, program: StepProgram, x: Any) -> Any:  # noqa: ANN401
+        """The layer as instructions."""
+        inner = program.gated_linear(x, self.gate_up.loaded().packed, self.hidden_act)
+        return self.down.lower(program, inner)
 
     def weight_slots(self, prefix: str) -> Iterator[tuple[str, WeightSlot]]:
         """The checkpoint names below `prefix` with their places."""

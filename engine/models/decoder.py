@@ -6,7 +6,9 @@ An architecture that differs in more gets a file of its own beside this one.
 T tokens of a step   Hq, Hkv query and key/value heads   D head size
 """
 
+import logging
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +23,15 @@ from octavo.engine.layers.norm import RMSNorm
 from octavo.engine.layers.rotary import RotaryEmbedding
 from octavo.engine.models.weights import dummy_weights, load_weights
 from octavo.kernels import ops
+from octavo.kernels.step_program import (
+    HeadShape,
+    LayerAttention,
+    NoLoweringError,
+    StepProgram,
+    StepTensors,
+)
+
+logger = logging.getLogger(__name__)
 
 
 class SelfAttention:
@@ -67,6 +78,18 @@ class SelfAttention:
         attended = self.attention(q, k, v, cache, metadata)
         return self.out(attended.flatten(1))
 
+    def lower(self, program: StepProgram, x: Any, index: int) -> Any:  # noqa: ANN401
+        """The layer as instructions; `index` is that of its cache."""
+        norms = None
+        if self.q_norm is not None and self.k_norm is not None:
+            norms = (self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
+        attended = program.attention(
+            self.qkv.lower(program, x),
+            HeadShape(self.num_heads, self.num_kv_heads, self.head_dim),
+            LayerAttention(index, self.attention.scale, self.attention.window, norms),
+        )
+        return self.out.lower(program, attended)
+
     def weight_slots(self, prefix: str) -> Iterator[tuple[str, WeightSlot]]:
         """The checkpoint names below `prefix` with their places."""
         yield from self.qkv.weight_slots(prefix)
@@ -102,6 +125,13 @@ class DecoderLayer:
         x, residual = self.post_attention_norm.add_and_norm(x, residual)
         return self.mlp(x), residual
 
+    def lower(self, program: StepProgram, x: Any, residual: Any, index: int) -> Any:  # noqa: ANN401
+        """The layer as instructions, which change the residual in place; `x` as in `__call__`."""
+        x = self.input_norm.lower(program, x, residual)
+        x = self.self_attn.lower(program, x, index)
+        x = self.post_attention_norm.lower(program, x, residual)
+        return self.mlp.lower(program, x)
+
     def weight_slots(self, prefix: str) -> Iterator[tuple[str, WeightSlot]]:
         """The checkpoint names below `prefix` with their places."""
         yield f"{prefix}input_layernorm.weight", WeightSlot(self.input_norm.weight)
@@ -134,11 +164,27 @@ class CausalLM(nn.Module):
             weight=self.embed_tokens.weight if config.tie_word_embeddings else None,
         )
         self.rotary = RotaryEmbedding(config.rope, config.max_model_len)
+        self.program: StepProgram | None = None
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """Hidden states [T, hidden_size] after the final norm; fills the caches."""
+        """Hidden states [T, hidden_size] after the final norm; fills the caches.
+
+        Runs the program that the layers were lowered to, or the layers where there is none.
+        """
         metadata = batch.attention
         rotation = self.rotary.rows(batch.positions, metadata)
+        if self.program is not None and self.program.takes(batch.kv_caches[0].key):
+            cos_sin, rows = rotation
+            return self.program.run(
+                StepTensors(
+                    input_ids=batch.input_ids,
+                    cos_sin=cos_sin,
+                    rotary_rows=rows,
+                    slot_mapping=metadata.slot_mapping,
+                    batch=metadata,
+                    caches=batch.kv_caches,
+                )
+            )
         x = self.embed_tokens(batch.input_ids)
         residual: Tensor | None = None
         for layer, cache in zip(self.layers, batch.kv_caches, strict=True):
@@ -158,11 +204,26 @@ class CausalLM(nn.Module):
         the checkpoint is such a tensor, even where it differs from them: the configuration decides.
         """
         load_weights(dict(self._weight_slots()), weights)
+        self._lower()
 
     def init_dummy_weights(self, seed: int) -> None:
         """Fills the model with random weights, the same for the same seed; for measuring."""
         slots = dict(self._weight_slots())
         load_weights(slots, dummy_weights(slots, seed))
+        self._lower()
+
+    def _lower(self) -> None:
+        try:
+            program = ops.new_step_program(self.dtype, self.embed_tokens.weight.device)
+            residual = program.embedding(self.embed_tokens.weight)
+            x = None
+            for index, layer in enumerate(self.layers):
+                x = layer.lower(program, x, residual, index)
+            program.output_norm(x, residual, self.norm.weight, self.norm.eps)
+        except NoLoweringError as reason:
+            logger.info("the layers run one by one, since there are no programs for %s", reason)
+            return
+        self.program = program
 
     def _weight_slots(self) -> Iterator[tuple[str, WeightSlot]]:
         config = self.config

@@ -16,11 +16,13 @@ from octavo.kernels.cpu.attention import paged_attention
 from octavo.kernels.cpu.kv_cache import write_kv_cache
 from octavo.kernels.cpu.linear import linear, pack_linear
 from octavo.kernels.cpu.norm import add_rms_norm, rms_norm
+from octavo.kernels.cpu.program import Program
 from octavo.kernels.cpu.rotary import rotary_embedding
 from octavo.kernels.cpu.selftest import usable
 from octavo.kernels.reference import copy_blocks, embedding
 
 __all__ = [
+    "Program",
     "add_rms_norm",
     "copy_blocks",
     "embedding",

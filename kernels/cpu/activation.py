@@ -47,15 +47,15 @@ def _gated(kernel: Kernel, gate_up: Tensor) -> Tensor:
     return out
 
 
-_SILU, _GELU, _GELU_TANH = range(3)
+SILU, GELU, GELU_TANH = range(3)
 
 
 @inlined
 def activate(kind: int, value: np.float32) -> np.float32:
     """silu, gelu or its approximation by tanh."""
-    if kind == _SILU:
+    if kind == SILU:
         return np.float32(value / (_ONE + exp(-value)))
-    if kind == _GELU:
+    if kind == GELU:
         return np.float32(_HALF * value * (_ONE + erf(value * _SQRT_HALF)))
     inner = _GELU_INNER * (value + _GELU_CUBIC * value * value * value)
     return np.float32(_HALF * value * (_ONE + tanh(inner)))
@@ -84,6 +84,6 @@ def _gated_kernel(kind: int) -> Callable[[Any, Any], None]:
     return gated
 
 
-_silu = Kernel(_gated_kernel(_SILU))
-_gelu = Kernel(_gated_kernel(_GELU))
-_gelu_tanh = Kernel(_gated_kernel(_GELU_TANH))
+_silu = Kernel(_gated_kernel(SILU))
+_gelu = Kernel(_gated_kernel(GELU))
+_gelu_tanh = Kernel(_gated_kernel(GELU_TANH))

@@ -32,7 +32,7 @@ from octavo.kernels.cpu.numbers import (
     CODES,
     F32,
     float_bits,
-    narrow_row,
+    store_row,
     token_rows,
     widen_row,
 )
@@ -77,7 +77,8 @@ _ZERO = np.float32(0)
     _SOFT_CAP,
     _PER_TILE,
     _TABLE_COLUMNS,
-) = range(20)
+    _WIDE_OUT,
+) = range(21)
 
 # What is fixed for a chunk of work: its KV head, its sequence's block table, the row in q of its
 # first token, that token's position, the number of tokens and of query rows; then the addresses
@@ -95,7 +96,7 @@ def paged_attention(
     soft_cap: float | None,
 ) -> Tensor:
     """See `octavo.kernels.ops.paged_attention`."""
-    if not _fits(q, key_cache):
+    if not fits_cache(q.dtype, key_cache):
         return reference.paged_attention(q, key_cache, value_cache, batch, scale, window, soft_cap)
     q = token_rows(q)
     tokens, q_heads, size = q.shape
@@ -103,10 +104,10 @@ def paged_attention(
     tables, lengths = _int32(batch.block_tables), _int32(batch.seq_lens)
     starts = _int32(batch.query_start_loc)
     sequences = lengths.shape[0]
-    per_tile = max(1, min(_TILE_ROWS // (q_heads // kv_heads), batch.max_query_len))
+    per_tile = min(tokens_per_tile(q_heads // kv_heads), max(1, batch.max_query_len))
     out = q.new_empty(q.shape)
     wrong = shared_pool().run(
-        _KERNELS[q.dtype],
+        ATTENTION[q.dtype],
         (tokens // per_tile + sequences) * kv_heads,
         q.data_ptr(),
         q.stride(0) * q.itemsize,
@@ -134,14 +135,21 @@ def paged_attention(
     return out
 
 
-def _fits(q: Tensor, key_cache: Tensor) -> bool:
-    """The kernel reads four keys of a block and eight components of a key at a time.
+def tokens_per_tile(group: int) -> int:
+    """Query tokens in a chunk of work, at most, for `group` query heads of a KV head."""
+    return max(1, _TILE_ROWS // group)
+
+
+def fits_cache(dtype: torch.dtype, key_cache: Tensor) -> bool:
+    """Whether the kernel takes queries of `dtype` over such a cache.
+
+    It reads four keys of a block and eight components of a key at a time.
 
     Of values it reads sixteen components, so for other sizes it may touch the start of the row
     after; after the last block of a pool that is the dummy block.
     """
     _, _, block_size, size = key_cache.shape
-    return key_cache.dtype == q.dtype and size % 8 == 0 and block_size >= DOT_KEYS
+    return key_cache.dtype == dtype and size % 8 == 0 and block_size >= DOT_KEYS
 
 
 def _int32(x: Tensor) -> Tensor:
@@ -356,7 +364,6 @@ def _add_values(code: int, rows_kind: int, a: int, f: int, here: int, count: int
 def _store_rows(code: int, a: int, f: int) -> None:
     """Sums over totals, in the dtype of the output; zeros where nothing was seen."""
     size = load_i64(a, _SIZE)
-    item = 4 if code == F32 else 2
     for row in range(load_i64(f, _ROWS)):
         total = load_f32(load_i64(f, _STATE), 2 * row + 1)
         inverse = _ZERO if total == _ZERO else np.float32(1) / total
@@ -364,8 +371,10 @@ def _store_rows(code: int, a: int, f: int) -> None:
         for i in range(size):
             store_f32(sums, i, load_f32(sums, i) * inverse)
         token, head = _head_row(a, f, row)
+        wide = load_i64(a, _WIDE_OUT)
+        item = 2 if code != F32 and wide == 0 else 4
         target = load_i64(a, _OUT) + (token * load_i64(a, _Q_HEADS) + head) * size * item
-        narrow_row(code, sums, target, size)
+        store_row(code, wide, sums, target, size)
 
 
 def _attention_kernel(kind: int) -> Callable[[Any, Any], None]:
@@ -401,4 +410,4 @@ def _attention_kernel(kind: int) -> Callable[[Any, Any], None]:
     return attention
 
 
-_KERNELS = {dtype: Kernel(_attention_kernel(code)) for dtype, code in CODES.items()}
+ATTENTION = {dtype: Kernel(_attention_kernel(code)) for dtype, code in CODES.items()}

@@ -94,11 +94,10 @@ def linear(x: Tensor, packed: PackedWeight) -> Tensor:
     else:
         rows = -(-_WIDEN_ALONE // (2 * columns))
         pool.run(_widen_rows, -(-tokens // rows), x.data_ptr(), code, wide, tokens, columns, rows)
-    group = max(1, _CHUNK_BYTES // packed.panel_bytes)
-    block = max(MAX_ROWS, _BLOCK_BYTES // (4 * padded) // MAX_ROWS * MAX_ROWS)
+    group, block = chunk_shape(packed)
     groups = -(-packed.num_panels // group)
     pool.run(
-        _KERNELS[packed.panels.dtype],
+        PRODUCTS[packed.panels.dtype],
         groups * -(-tokens // block),
         x.data_ptr(),
         code,
@@ -118,6 +117,13 @@ def linear(x: Tensor, packed: PackedWeight) -> Tensor:
         first=first,
     )
     return out
+
+
+def chunk_shape(packed: PackedWeight) -> tuple[int, int]:
+    """(panels, tokens) of a chunk of work."""
+    padded = packed.num_inputs + packed.num_inputs % 2
+    tokens = _BLOCK_BYTES // (4 * padded) // MAX_ROWS * MAX_ROWS
+    return max(1, _CHUNK_BYTES // packed.panel_bytes), max(MAX_ROWS, tokens)
 
 
 @inlined
@@ -192,4 +198,4 @@ def _product_kernel(kind: int) -> Callable[[Any, Any], None]:
 
 _widen_all = Kernel(_widen_all_kernel)
 _widen_rows = Kernel(_widen_rows_kernel)
-_KERNELS = {dtype: Kernel(_product_kernel(code)) for dtype, code in CODES.items()}
+PRODUCTS = {dtype: Kernel(_product_kernel(code)) for dtype, code in CODES.items()}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo.kernels import reference
-from octavo.kernels.cpu.compiled import Kernel
+from octavo.kernels.cpu.compiled import Kernel, inlined
 from octavo.kernels.cpu.intrinsics import bits_to_f32, load_f32, load_i64, sqrt_f32, store_f32
 from octavo.kernels.cpu.numbers import (
     CODES,
@@ -16,11 +16,12 @@ from octavo.kernels.cpu.numbers import (
     float_bits,
     narrow_row,
     round_row,
+    store_row,
     widen_row,
 )
 from octavo.kernels.cpu.pool import shared_pool
 
-_CHUNK_ELEMENTS = 16384
+CHUNK_ELEMENTS = 16384
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -48,10 +49,11 @@ def _normalize(
 ) -> None:
     columns = weight.shape[0]
     rows = x.numel() // columns
-    per_chunk = max(1, _CHUNK_ELEMENTS // columns)
+    per_chunk = max(1, CHUNK_ELEMENTS // columns)
+    row_bytes = columns * x.itemsize
     addresses = (0, 0) if residual is None else (residual[0].data_ptr(), residual[1].data_ptr())
     shared_pool().run(
-        _rms_norm,
+        norm_kernel,
         -(-rows // per_chunk),
         x.data_ptr(),
         *addresses,
@@ -62,7 +64,24 @@ def _normalize(
         columns,
         per_chunk,
         float_bits(eps),
+        0,
+        row_bytes,
     )
+
+
+@inlined
+def normalize_row(code: int, row: int, weight: int, columns: int, eps: np.float32) -> None:
+    """row[:columns] normed in place, all in float32; the last product is not rounded yet."""
+    squares = np.float32(0)
+    for i in range(columns):
+        value = load_f32(row, i)
+        squares += value * value
+    inverse = np.float32(1) / sqrt_f32(squares / np.float32(columns) + eps)
+    for i in range(columns):
+        store_f32(row, i, load_f32(row, i) * inverse)
+    round_row(code, row, columns)
+    for i in range(columns):
+        store_f32(row, i, load_f32(row, i) * load_f32(weight, i))
 
 
 def _rms_norm_kernel(a: Any, chunk: Any) -> None:
@@ -83,17 +102,9 @@ def _rms_norm_kernel(a: Any, chunk: Any) -> None:
                 store_f32(row, i, load_f32(row, i) + load_f32(other, i))
             round_row(code, row, columns)
             narrow_row(code, row, load_i64(a, 2) + offset, columns)
-        squares = np.float32(0)
-        for i in range(columns):
-            value = load_f32(row, i)
-            squares += value * value
-        inverse = np.float32(1) / sqrt_f32(squares / np.float32(columns) + eps)
-        for i in range(columns):
-            store_f32(row, i, load_f32(row, i) * inverse)
-        round_row(code, row, columns)
-        for i in range(columns):
-            store_f32(row, i, load_f32(row, i) * load_f32(weight, i))
-        narrow_row(code, row, load_i64(a, 4) + offset, columns)
+        normalize_row(code, row, weight, columns, eps)
+        target = load_i64(a, 4) + number * load_i64(a, 11)
+        store_row(code, load_i64(a, 10), row, target, columns)
 
 
-_rms_norm = Kernel(_rms_norm_kernel)
+norm_kernel = Kernel(_rms_norm_kernel)

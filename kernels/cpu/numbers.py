@@ -68,6 +68,16 @@ def round_row(code: int, row: int, count: int) -> None:
             store_f32(row, i, round_f16(load_f32(row, i)))
 
 
+@inlined
+def store_row(code: int, wide: int, row: int, target: int, count: int) -> None:
+    """target[:count] = float32 row[:count], rounded once; as float32 if `wide`. Changes `row`."""
+    if wide != 0:
+        round_row(code, row, count)
+        widen_row(F32, row, target, count)
+    else:
+        narrow_row(code, row, target, count)
+
+
 def token_rows(x: Tensor) -> Tensor:
     """`x` [T, H, D] as it is where only the tokens lie apart, else a contiguous copy."""
     token_stride, head_stride, stride = x.stride()

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from octavo.kernels.cpu.compiled import Kernel, compiled, compiled_holding_gil, inlined
 from octavo.kernels.cpu.intrinsics import (
@@ -29,7 +30,7 @@ from octavo.kernels.cpu.intrinsics import (
     yield_processor,
 )
 
-MAX_ARGUMENTS = 20
+MAX_ARGUMENTS = 24
 # After the arguments: what a kernel reports by `report`, 0 when all went well.
 _REPORT = MAX_ARGUMENTS
 
@@ -40,9 +41,13 @@ _OWNER = 128  # 1 while a job runs
 _SLEEPING = 192  # helpers that must be woken
 _STOP = 256
 _BALANCE = 320  # see `learn`
-_FUNCTION = 384
-_ARGUMENTS = 448
+_FUNCTION = 384  # then the address of the job's arguments
+_ARGUMENTS = 448  # those of a job that is not part of a program
 _SIZE = _ARGUMENTS + 8 * (MAX_ARGUMENTS + 1)
+
+# Words of an instruction of a program: kernel to run first or 0, kernel, chunks, arguments, report.
+FIRST, KERNEL, CHUNKS, ARGUMENTS = range(4)
+INSTRUCTION_WORDS = ARGUMENTS + MAX_ARGUMENTS + 1
 
 _NEXT_MASK = 0xFFFFFFFF
 # Times are in counts of the time stamp counter, about 2.5 in a nanosecond.
@@ -71,7 +76,8 @@ def _work(state: int) -> int:
         chunk = ticket & _NEXT_MASK
         if chunk >= (ticket >> 32):
             return count
-        call_kernel(load_i64(state + _FUNCTION, 0), state + _ARGUMENTS, chunk)
+        job = state + _FUNCTION
+        call_kernel(load_i64(job, 0), load_i64(job, 1), chunk)
         atomic_add(state + _DONE, 1)
         count += 1
 
@@ -115,46 +121,40 @@ def learn(here: int, own: int, chunks: int, worked: int, waited: int) -> None:
 
 
 @inlined
-def _run_chunks(first: int, function: int, chunks: int, values: Any) -> int:
+def _run_alone(first: int, function: int, chunks: int, arguments: int) -> int:
     """Run everything on the calling thread; what a kernel reported."""
-    memory = np.empty(MAX_ARGUMENTS + 1, np.int64)
-    arguments = memory.ctypes.data
-    for i in range(MAX_ARGUMENTS):
-        memory[i] = values[i]
-    memory[_REPORT] = 0
+    store_i64(arguments, _REPORT, 0)
     if first != 0:
         call_kernel(first, arguments, 0)
     for chunk in range(chunks):
         call_kernel(function, arguments, chunk)
-    reported: int = memory[_REPORT]
+    reported: int = load_i64(arguments, _REPORT)
     return reported
 
 
-@compiled
-def _run_shared(state: int, first: int, function: int, chunks: int, values: Any) -> int:
-    """Run `first` once, then all chunks of `function`, with the helpers where they are free.
-
-    Bit 0 of the result: some helper sleeps. The others: what a kernel reported.
-    """
-    shared = atomic_exchange(state + _OWNER, 1) == 0
+@inlined
+def _take(state: int) -> bool:
+    """Become the owner of the shared memory, unless there is one or helpers do not pay now."""
+    if atomic_exchange(state + _OWNER, 1) != 0:
+        return False
     alone = load_i64(state + _BALANCE, _ALONE)
-    if shared and alone > 0:
-        store_i64(state + _BALANCE, _ALONE, alone - 1)
-        atomic_store(state + _OWNER, 0)
-        shared = False
-    if not shared:
-        result: int = _run_chunks(first, function, chunks, values)
-        return result << 1
-    arguments = state + _ARGUMENTS
-    for i in range(MAX_ARGUMENTS):
-        store_i64(arguments, i, values[i])
+    if alone == 0:
+        return True
+    store_i64(state + _BALANCE, _ALONE, alone - 1)
+    atomic_store(state + _OWNER, 0)
+    return False
+
+
+@inlined
+def _run_taken(state: int, first: int, function: int, chunks: int, arguments: int) -> int:
+    """Run everything as the owner, with the helpers where they are free; what was reported."""
     store_i64(arguments, _REPORT, 0)
     if first != 0:
         call_kernel(first, arguments, 0)
     store_i64(state + _FUNCTION, 0, function)
+    store_i64(state + _FUNCTION, 1, arguments)
     atomic_store(state + _DONE, 0)
     atomic_store(state + _TICKET, chunks << 32)
-    sleeping = atomic_load(state + _SLEEPING)
     begin = read_clock()
     own = _work(state)
     finished = read_clock()
@@ -164,14 +164,56 @@ def _run_shared(state: int, first: int, function: int, chunks: int, values: Any)
             yield_processor()
     learn(state + _BALANCE, own, chunks, finished - begin, read_clock() - finished)
     reported: int = load_i64(arguments, _REPORT)
+    return reported
+
+
+@compiled
+def _run_shared(state: int, first: int, function: int, chunks: int, values: Any) -> int:
+    """Run `first` once, then all chunks of `function`, with the helpers where they are free.
+
+    Bit 0 of the result: some helper sleeps. The others: what a kernel reported.
+    """
+    if not _take(state):
+        memory = np.empty(MAX_ARGUMENTS + 1, np.int64)
+        for i in range(MAX_ARGUMENTS):
+            memory[i] = values[i]
+        result: int = _run_alone(first, function, chunks, memory.ctypes.data)
+        return result << 1
+    for i in range(MAX_ARGUMENTS):
+        store_i64(state + _ARGUMENTS, i, values[i])
+    sleeping = atomic_load(state + _SLEEPING)
+    reported: int = _run_taken(state, first, function, chunks, state + _ARGUMENTS)
     atomic_store(state + _OWNER, 0)
     return (reported << 1) | (1 if sleeping > 0 else 0)
+
+
+@compiled
+def _run_program(state: int, code: int, count: int) -> int:
+    """Run `count` instructions; the first one that reported, else -1.
+
+    Helpers can be woken only before: where one has gone to sleep the caller works alone.
+    """
+    for number in range(count):
+        here = code + 8 * INSTRUCTION_WORDS * number
+        first, function = load_i64(here, FIRST), load_i64(here, KERNEL)
+        chunks, arguments = load_i64(here, CHUNKS), here + 8 * ARGUMENTS
+        if chunks > 1 and _take(state):
+            reported = _run_taken(state, first, function, chunks, arguments)
+            atomic_store(state + _OWNER, 0)
+        else:
+            reported = _run_alone(first, function, chunks, arguments)
+        if reported != 0:
+            return number
+    return -1
 
 
 @compiled_holding_gil
 def _run_short(first: int, function: int, chunks: int, values: Any) -> int:
     """Run everything on the calling thread; what a kernel reported."""
-    reported: int = _run_chunks(first, function, chunks, values)
+    memory = np.empty(MAX_ARGUMENTS + 1, np.int64)
+    for i in range(MAX_ARGUMENTS):
+        memory[i] = values[i]
+    reported: int = _run_alone(first, function, chunks, memory.ctypes.data)
     return reported
 
 
@@ -215,15 +257,23 @@ class Pool:
             return int(_run_short(first, kernel.address, chunks, values))
         result: int = _run_shared(self._state, first, kernel.address, chunks, values)
         if result & 1:
-            for event in self._wake:
-                event.set()
+            self._wake_helpers()
         return result >> 1
+
+    def run_program(self, instructions: NDArray[np.int64]) -> int:
+        """Run [n, INSTRUCTION_WORDS] one after the other; the first that reported, else -1."""
+        if _wants_helpers(self._state):
+            self._wake_helpers()
+        return int(_run_program(self._state, instructions.ctypes.data, len(instructions)))
+
+    def _wake_helpers(self) -> None:
+        for event in self._wake:
+            event.set()
 
     def close(self) -> None:
         """Stop the helpers; later jobs run on the caller alone."""
         _store(self._state + _STOP, 1)
-        for event in self._wake:
-            event.set()
+        self._wake_helpers()
         for thread in self._threads:
             thread.join()
 
@@ -234,6 +284,13 @@ class Pool:
             if _load(self._state + _STOP):
                 return
             _help(self._state)
+
+
+@compiled_holding_gil
+def _wants_helpers(state: int) -> bool:
+    """Whether some helper sleeps that would be used soon."""
+    sleeping = atomic_load(state + _SLEEPING) > 0
+    return bool(sleeping and load_i64(state + _BALANCE, _ALONE) < _FEWEST_ALONE)
 
 
 @compiled

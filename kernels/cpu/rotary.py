@@ -12,7 +12,7 @@ from octavo.kernels.cpu.intrinsics import load_f32, load_i64, store_f32
 from octavo.kernels.cpu.numbers import CODES, F32, narrow_row, token_rows, widen_row
 from octavo.kernels.cpu.pool import report, shared_pool
 
-_CHUNK_ELEMENTS = 8192
+CHUNK_ELEMENTS = 8192
 
 
 def rotary_embedding(
@@ -25,7 +25,7 @@ def rotary_embedding(
     tokens, q_heads, size = q.shape
     kv_heads = k.shape[1]
     out_q, out_k = q.new_empty(q.shape), k.new_empty(k.shape)
-    per_chunk = max(1, _CHUNK_ELEMENTS // ((q_heads + kv_heads) * size))
+    per_chunk = max(1, CHUNK_ELEMENTS // ((q_heads + kv_heads) * size))
     wrong = shared_pool().run(
         _rotary,
         -(-tokens // per_chunk),
@@ -52,14 +52,20 @@ def rotary_embedding(
 
 
 @inlined
-def _rotate(code: int, head: int, target: int, table: int, half: int, size: int, row: int) -> None:
-    """One head, from `head` to `target`; `row` is scratch for it in float32."""
-    widen_row(code, head, row, size)
+def rotate_row(row: int, table: int, half: int) -> None:
+    """Rotate the first 2 * half components of float32 `row` by cosines and sines of `table`."""
     for i in range(half):
         first, second = load_f32(row, i), load_f32(row, half + i)
         cosine, sine = load_f32(table, i), load_f32(table, half + i)
         store_f32(row, i, first * cosine - second * sine)
         store_f32(row, half + i, second * cosine + first * sine)
+
+
+@inlined
+def _rotate(code: int, head: int, target: int, table: int, half: int, size: int, row: int) -> None:
+    """One head, from `head` to `target`; `row` is scratch for it in float32."""
+    widen_row(code, head, row, size)
+    rotate_row(row, table, half)
     narrow_row(code, row, target, size)
 
 

@@ -13,7 +13,8 @@ _LENGTH = 150
 _CHUNKS = (1, 7, 64, 149)
 _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
-    "llama-gelu": ("llama", {"hidden_act": "gelu", "intermediate_size": 83}),
+    "llama-gelu": ("llama", {"hidden_act": "gelu", "intermediate_size": 96}),
+    "llama-tanh": ("llama", {"hidden_act": "gelu_pytorch_tanh", "mlp_bias": True}),
     "qwen2": ("qwen2", {"num_attention_heads": 6}),
     "qwen3": ("qwen3", {"tie_word_embeddings": True}),
     "mistral-window": ("mistral", {"sliding_window": 21}),
@@ -44,3 +45,20 @@ def test_prompt_whole_in_chunks_and_in_company(model: CausalLM) -> None:
     driver.prefill(0, ids[:77])
     step = {row: random_ids(row % 4 + 1, seed=row) for row in company}
     assert torch.equal(driver.step({**step, 0: ids[77:]})[0], whole[77:])
+
+
+def test_program_and_layers_agree(model: CausalLM) -> None:
+    steps = [
+        {0: random_ids(90), 1: random_ids(1), 2: random_ids(33, seed=2)},
+        {2: [5], 1: random_ids(20, seed=3), 0: [6]},
+        {0: [7], 1: [8]},
+    ]
+    program, by_program, by_layers = model.program, PagedDriver(model), PagedDriver(model)
+    assert program is not None
+    for step in steps:
+        model.program = program
+        actual = by_program.step(step)
+        model.program = None
+        expected = by_layers.step(step)
+        for row, logits in expected.items():
+            assert torch.equal(actual[row], logits)

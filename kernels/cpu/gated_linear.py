@@ -1,0 +1,99 @@
+# ruff: noqa: ANN401  # Numba has no types
+"""The first half of a gated MLP in one pass: act(x * gate) * (x * up), rounded as one by one."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from octavo.kernels.cpu.activation import GELU, GELU_TANH, SILU, activate
+from octavo.kernels.cpu.compiled import Kernel, inlined
+from octavo.kernels.cpu.intrinsics import load_f32, load_i64, store_f32
+from octavo.kernels.cpu.numbers import CODES, round_row
+from octavo.kernels.cpu.tile import MAX_ROWS, PANEL, gemm_tile
+
+_PREFETCH_BYTES = 1024
+
+# The kernel's arguments, in this order. `wide` holds float32 rows of even length, as does `out`.
+(
+    _CODE,
+    _WIDE,
+    _TOKENS,
+    _PADDED,
+    _WEIGHTS,
+    _PANEL_BYTES,
+    _STEPS,
+    _INNER,
+    _GROUP,
+    _BLOCK,
+    _OUT,
+    _BIAS,
+) = range(12)
+
+
+@inlined
+def _finish(code: int, tile: int, count: int, bias: int) -> None:
+    """Add the bias to `count` rows of a panel and round them."""
+    if bias != 0:
+        for row in range(count):
+            for i in range(PANEL):
+                here = row * PANEL + i
+                store_f32(tile, here, load_f32(tile, here) + load_f32(bias, i))
+    round_row(code, tile, count * PANEL)
+
+
+def _gated_kernel(kind: int, activation: int) -> Callable[[Any, Any], None]:
+    """The kernel for weights of element type `kind`."""
+
+    def gated(a: Any, chunk: Any) -> None:
+        code, padded, inner = load_i64(a, _CODE), load_i64(a, _PADDED), load_i64(a, _INNER)
+        panel_bytes, steps, group = (
+            load_i64(a, _PANEL_BYTES),
+            load_i64(a, _STEPS),
+            load_i64(a, _GROUP),
+        )
+        panels, row_bytes = inner // PANEL, padded * 4
+        groups = (panels + group - 1) // group
+        block = load_i64(a, _BLOCK)
+        first_row = chunk // groups * block
+        rows = min(block, load_i64(a, _TOKENS) - first_row)
+        first_panel = chunk % groups * group
+        tiles = (rows + MAX_ROWS - 1) // MAX_ROWS
+        memory = np.empty(2 * rows * PANEL, np.float32)
+        gate = memory.ctypes.data
+        up = gate + 4 * rows * PANEL
+        stride = panel_bytes // steps
+        for panel in range(first_panel, min(first_panel + group, panels)):
+            for half in range(2):
+                w = load_i64(a, _WEIGHTS) + (panel + half * panels) * panel_bytes
+                for number in range(tiles):
+                    begin = rows * number // tiles
+                    count = rows * (number + 1) // tiles - begin
+                    ahead = panel_bytes if number == tiles - 1 and number > 0 else _PREFETCH_BYTES
+                    wide = load_i64(a, _WIDE) + (first_row + begin) * row_bytes
+                    c = gate + 4 * PANEL * (half * rows + begin)
+                    gemm_tile(
+                        kind, 0, count, wide, row_bytes, w, stride, steps, ahead, c, 4 * PANEL
+                    )
+            bias = load_i64(a, _BIAS)
+            _finish(code, gate, rows, bias + 4 * panel * PANEL if bias != 0 else 0)
+            _finish(code, up, rows, bias + 4 * (panel * PANEL + inner) if bias != 0 else 0)
+            for i in range(rows * PANEL):
+                store_f32(gate, i, activate(activation, load_f32(gate, i)))
+            round_row(code, gate, rows * PANEL)
+            for i in range(rows * PANEL):
+                store_f32(gate, i, load_f32(gate, i) * load_f32(up, i))
+            round_row(code, gate, rows * PANEL)
+            for row in range(rows):
+                out = load_i64(a, _OUT) + ((first_row + row) * inner + panel * PANEL) * 4
+                for i in range(PANEL):
+                    store_f32(out, i, load_f32(gate, row * PANEL + i))
+
+    return gated
+
+
+GATED_PRODUCTS = {
+    (dtype, activation): Kernel(_gated_kernel(code, activation))
+    for dtype, code in CODES.items()
+    for activation in (SILU, GELU, GELU_TANH)
+}

@@ -1,0 +1,439 @@
+"""Forward passes that the thread pool runs without Python between the instructions.
+
+A program is an int64 matrix, one instruction a row, laid out as `pool.INSTRUCTION_WORDS` says.
+Most words never change. The others are places for symbols: sizes and addresses of a step,
+written into all places of a symbol by one assignment before a run.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.kernels.cpu import pool
+from octavo.kernels.cpu.activation import GELU, GELU_TANH, SILU
+from octavo.kernels.cpu.attention import ATTENTION, fits_cache, tokens_per_tile
+from octavo.kernels.cpu.compiled import Kernel
+from octavo.kernels.cpu.embedding import embedding_kernel
+from octavo.kernels.cpu.gated_linear import GATED_PRODUCTS
+from octavo.kernels.cpu.heads import heads_kernel
+from octavo.kernels.cpu.linear import PRODUCTS, PackedWeight, chunk_shape
+from octavo.kernels.cpu.norm import CHUNK_ELEMENTS as NORM_ELEMENTS
+from octavo.kernels.cpu.norm import norm_kernel
+from octavo.kernels.cpu.numbers import CODES, float_bits
+from octavo.kernels.cpu.rotary import CHUNK_ELEMENTS as HEAD_ELEMENTS
+from octavo.kernels.cpu.tile import PANEL
+from octavo.kernels.step_program import (
+    HeadShape,
+    KeyValueCache,
+    LayerAttention,
+    NoLoweringError,
+    StepTensors,
+)
+
+_ACTIVATIONS = {"silu": SILU, "gelu": GELU, "gelu_tanh": GELU_TANH}
+_COPIED_TOKENS = 64
+_ALIGNMENT = 64
+
+
+class _Fact(Enum):
+    """Words that are the same in all instructions of a run."""
+
+    TOKENS = auto()
+    SEQUENCES = auto()
+    IDS = auto()
+    ROTARY_ROWS = auto()
+    COS_SIN = auto()
+    COS_SIN_ROWS = auto()
+    ROTARY_SIZE = auto()
+    SLOTS = auto()
+    TABLES = auto()
+    TABLE_STRIDE = auto()
+    TABLE_COLUMNS = auto()
+    LENGTHS = auto()
+    STARTS = auto()
+    BLOCKS = auto()
+    BLOCK_SIZE = auto()
+    NUM_SLOTS = auto()
+    OUTPUT = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunks:
+    """`factor` chunks of work for every `tokens` begun."""
+
+    factor: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """Query tokens in a tile of attention: `most`, or fewer where no sequence has so many."""
+
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class _TileChunks:
+    """Chunks of attention."""
+
+    tile: _Tile
+    kv_heads: int
+
+
+@dataclass(frozen=True, slots=True)
+class _CacheAddress:
+    """Keys (part 0) or values (part 1) of a layer."""
+
+    layer: int
+    part: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What an instruction writes: one row for each token of the step.
+
+    Wide rows are float32 of an even length, the form in which linear layers read them, and hold
+    numbers that fit the element type of the program.
+    """
+
+    number: int
+    columns: int
+    wide: bool
+
+    @property
+    def padded(self) -> int:
+        """Numbers from one row to the next."""
+        return self.columns + self.columns % 2 if self.wide else self.columns
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """Memory that Rows of one shape use in turn; the padding of wide rows is always zero."""
+
+    number: int
+    columns: int
+    wide: bool
+
+
+_StepWord = _Fact | _Chunks | _Tile | _TileChunks
+_Word = int | _StepWord | _CacheAddress | Rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Instruction:
+    kernel: Kernel
+    chunks: _Chunks | _TileChunks
+    arguments: tuple[_Word, ...]
+    problem: str
+
+
+class Program:
+    """See `octavo.kernels.step_program.StepProgram`. One thread runs it."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._code = CODES[dtype]
+        self._instructions: list[_Instruction] = []
+        self._num_rows = 0
+        self._kept: list[Tensor | PackedWeight] = []
+        self._hidden = 0
+        self._linked: _Linked | None = None
+
+    def embedding(self, table: Tensor) -> Rows:
+        """See `StepProgram.embedding`."""
+        self._check(table)
+        residual = self._new_rows(table.shape[1], wide=False)
+        arguments = (
+            _Fact.IDS,
+            table.data_ptr(),
+            table.shape[0],
+            table.shape[1] * table.itemsize,
+            _Fact.TOKENS,
+            _COPIED_TOKENS,
+            residual,
+        )
+        problem = "embedding: an id is outside the table"
+        self._add(embedding_kernel, _Chunks(1, _COPIED_TOKENS), arguments, problem)
+        return residual
+
+    def rms_norm(self, residual: Rows, weight: Tensor, eps: float) -> Rows:
+        """See `StepProgram.rms_norm`."""
+        out = self._new_rows(weight.shape[0], wide=True)
+        self._norm((residual, 0, 0), (weight, eps), out)
+        return out
+
+    def add_rms_norm(self, x: Rows, residual: Rows, weight: Tensor, eps: float) -> Rows:
+        """See `StepProgram.add_rms_norm`."""
+        out = self._new_rows(weight.shape[0], wide=True)
+        self._norm((x, residual, residual), (weight, eps), out)
+        return out
+
+    def output_norm(self, x: Rows, residual: Rows, weight: Tensor, eps: float) -> None:
+        """See `StepProgram.output_norm`."""
+        self._hidden = weight.shape[0]
+        self._norm((x, residual, residual), (weight, eps), _Fact.OUTPUT)
+
+    def linear(self, x: Rows, packed: PackedWeight) -> Rows:
+        """See `StepProgram.linear`."""
+        self._check_packed(packed)
+        out = self._new_rows(packed.num_outputs, wide=False)
+        group, block = chunk_shape(packed)
+        arguments = (
+            *(0, self._code, x, _Fact.TOKENS, packed.num_inputs, x.padded),
+            *(packed.address, packed.panel_bytes, packed.steps, packed.num_panels, group, block),
+            *(out, packed.num_outputs, packed.bias_address),
+        )
+        groups = -(-packed.num_panels // group)
+        self._add(PRODUCTS[packed.panels.dtype], _Chunks(groups, block), arguments)
+        return out
+
+    def gated_linear(self, x: Rows, packed: PackedWeight, activation: str) -> Rows:
+        """See `StepProgram.gated_linear`."""
+        self._check_packed(packed)
+        inner = packed.num_outputs // 2
+        if activation not in _ACTIVATIONS:
+            raise NoLoweringError(f"the activation {activation!r}")
+        if inner % PANEL:
+            raise NoLoweringError(f"an MLP of {inner} features, which is no multiple of {PANEL}")
+        out = self._new_rows(inner, wide=True)
+        group, block = chunk_shape(packed)
+        group = -(-group // 2)
+        arguments = (
+            *(self._code, x, _Fact.TOKENS, x.padded, packed.address, packed.panel_bytes),
+            *(packed.steps, inner, group, block, out, packed.bias_address),
+        )
+        kernel = GATED_PRODUCTS[packed.panels.dtype, _ACTIVATIONS[activation]]
+        groups = -(-inner // PANEL // group)
+        self._add(kernel, _Chunks(groups, block), arguments)
+        return out
+
+    def attention(self, qkv: Rows, heads: HeadShape, layer: LayerAttention) -> Rows:
+        """See `StepProgram.attention`."""
+        q = self._new_rows(heads.q_heads * heads.size, wide=False)
+        out = self._new_rows(heads.q_heads * heads.size, wide=True)
+        keys, values = _CacheAddress(layer.index, 0), _CacheAddress(layer.index, 1)
+        tile = _Tile(tokens_per_tile(heads.q_heads // heads.kv_heads))
+        self._prepare_heads((qkv, q, keys, values), heads, layer)
+        arguments = (
+            *(q, q.columns * self._dtype.itemsize, keys, values),
+            *(_Fact.TABLES, _Fact.TABLE_STRIDE, _Fact.LENGTHS, _Fact.STARTS),
+            *(_Fact.SEQUENCES, heads.q_heads, heads.kv_heads, _Fact.BLOCK_SIZE, heads.size),
+            *(_Fact.BLOCKS, out, float_bits(layer.scale), layer.window or 0, float_bits(0.0)),
+            *(tile, _Fact.TABLE_COLUMNS, 1),
+        )
+        problem = "paged_attention: a block table names a block outside the cache"
+        self._add(ATTENTION[self._dtype], _TileChunks(tile, heads.kv_heads), arguments, problem)
+        return out
+
+    def takes(self, cache: Tensor) -> bool:
+        """See `StepProgram.takes`."""
+        return fits_cache(self._dtype, cache)
+
+    def run(self, step: StepTensors) -> Tensor:
+        """See `StepProgram.run`."""
+        if self._linked is None:
+            self._linked = _Linked(self._instructions, self._dtype)
+        out = torch.empty((step.input_ids.shape[0], self._hidden), dtype=self._dtype)
+        self._linked.run(step, out)
+        return out
+
+    def _prepare_heads(
+        self,
+        places: tuple[Rows, Rows, _CacheAddress, _CacheAddress],
+        heads: HeadShape,
+        layer: LayerAttention,
+    ) -> None:
+        q_norm, k_norm, eps = 0, 0, 0.0
+        if layer.norms is not None:
+            self._check(*layer.norms[:2])
+            q_norm, k_norm = (weight.data_ptr() for weight in layer.norms[:2])
+            eps = layer.norms[2]
+        per_chunk = max(1, HEAD_ELEMENTS // ((heads.q_heads + heads.kv_heads) * heads.size))
+        arguments = (
+            *places,
+            *(_Fact.ROTARY_ROWS, _Fact.COS_SIN, _Fact.COS_SIN_ROWS, _Fact.ROTARY_SIZE),
+            *(heads.q_heads, heads.kv_heads, heads.size, self._code, _Fact.TOKENS, per_chunk),
+            *(_Fact.SLOTS, _Fact.BLOCK_SIZE, _Fact.NUM_SLOTS, q_norm, k_norm),
+            float_bits(eps),
+        )
+        problem = "a position is outside the rotary table, or a slot outside the cache"
+        self._add(heads_kernel, _Chunks(1, per_chunk), arguments, problem)
+
+    def _norm(
+        self,
+        inputs: tuple[Rows, Rows | int, Rows | int],
+        scale: tuple[Tensor, float],
+        out: Rows | _Fact,
+    ) -> None:
+        """`inputs` are x, the residual and the place of the sum; 0 where there is none."""
+        weight, eps = scale
+        self._check(weight)
+        columns = weight.shape[0]
+        per_chunk = max(1, NORM_ELEMENTS // columns)
+        wide = isinstance(out, Rows)
+        row_bytes = 4 * out.padded if isinstance(out, Rows) else columns * self._dtype.itemsize
+        arguments = (
+            *inputs,
+            *(weight.data_ptr(), out, self._code, _Fact.TOKENS, columns, per_chunk),
+            *(float_bits(eps), int(wide), row_bytes),
+        )
+        self._add(norm_kernel, _Chunks(1, per_chunk), arguments)
+
+    def _check(self, *weights: Tensor) -> None:
+        for weight in weights:
+            if weight.dtype != self._dtype or not weight.is_contiguous():
+                raise NoLoweringError(f"weights of {weight.dtype} in a model of {self._dtype}")
+            self._kept.append(weight)
+
+    def _check_packed(self, packed: PackedWeight) -> None:
+        if not isinstance(packed, PackedWeight):
+            raise NoLoweringError("weights packed for other kernels")
+        self._kept.append(packed)
+
+    def _new_rows(self, columns: int, *, wide: bool) -> Rows:
+        self._num_rows += 1
+        return Rows(self._num_rows, columns, wide)
+
+    def _add(
+        self,
+        kernel: Kernel,
+        chunks: _Chunks | _TileChunks,
+        arguments: tuple[_Word, ...],
+        problem: str = "",
+    ) -> None:
+        self._instructions.append(_Instruction(kernel, chunks, arguments, problem))
+
+
+class _Linked:
+    """The matrix of a finished program, and the values of its words."""
+
+    def __init__(self, instructions: Sequence[_Instruction], dtype: torch.dtype) -> None:
+        self._item = dtype.itemsize
+        self._problems = [instruction.problem for instruction in instructions]
+        self._code = np.zeros((len(instructions), pool.INSTRUCTION_WORDS), np.int64)
+        self._capacity = 0
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._caches: Sequence[KeyValueCache] = ()
+        memory_of = _share_memory(instructions)
+        numbers: dict[_StepWord | _CacheAddress | _Memory, int] = {}
+        places: list[int] = []
+        sources: list[int] = []
+        for row, instruction in enumerate(instructions):
+            words: tuple[_Word, ...] = (instruction.kernel.address, instruction.chunks)
+            words += instruction.arguments
+            for column, word in enumerate(words, pool.KERNEL):
+                if isinstance(word, int):
+                    self._code[row, column] = word
+                    continue
+                known = memory_of[word] if isinstance(word, Rows) else word
+                places.append(row * pool.INSTRUCTION_WORDS + column)
+                sources.append(numbers.setdefault(known, len(numbers)))
+        self._numbers = numbers
+        self._step_words = [
+            (word, number)
+            for word, number in numbers.items()
+            if not isinstance(word, _CacheAddress | _Memory)
+        ]
+        self._places, self._sources = np.array(places), np.array(sources)
+        self._values = np.zeros(len(numbers), np.int64)
+
+    def run(self, step: StepTensors, out: Tensor) -> None:
+        tokens = out.shape[0]
+        if tokens > self._capacity:
+            self._grow(tokens)
+        if step.caches is not self._caches:
+            self._bind(step.caches)
+        # These may be copies, to be kept until the run is over.
+        tensors = {
+            _Fact.IDS: step.input_ids.contiguous(),
+            _Fact.ROTARY_ROWS: step.rotary_rows.contiguous(),
+            _Fact.COS_SIN: step.cos_sin.contiguous(),
+            _Fact.SLOTS: step.slot_mapping.contiguous(),
+            _Fact.TABLES: step.batch.block_tables.contiguous(),
+            _Fact.LENGTHS: step.batch.seq_lens.contiguous(),
+            _Fact.STARTS: step.batch.query_start_loc.contiguous(),
+            _Fact.OUTPUT: out,
+        }
+        blocks, _, block_size, _ = self._caches[0].key.shape
+        sequences, columns = step.batch.block_tables.shape
+        facts = {fact: tensor.data_ptr() for fact, tensor in tensors.items()} | {
+            _Fact.TOKENS: tokens,
+            _Fact.SEQUENCES: sequences,
+            _Fact.COS_SIN_ROWS: step.cos_sin.shape[0],
+            _Fact.ROTARY_SIZE: step.cos_sin.shape[1],
+            _Fact.TABLE_STRIDE: columns,
+            _Fact.TABLE_COLUMNS: columns,
+            _Fact.BLOCKS: blocks,
+            _Fact.BLOCK_SIZE: block_size,
+            _Fact.NUM_SLOTS: blocks * block_size,
+        }
+        longest = max(1, step.batch.max_query_len)
+        for word, number in self._step_words:
+            self._values[number] = _value(word, facts, longest)
+        self._code.reshape(-1)[self._places] = self._values[self._sources]
+        wrong = pool.shared_pool().run_program(self._code)
+        if wrong >= 0:
+            raise IndexError(self._problems[wrong])
+
+    def _grow(self, tokens: int) -> None:
+        """Memory for steps of up to `tokens` tokens."""
+        offset = 0
+        offsets: dict[int, int] = {}
+        for word, number in self._numbers.items():
+            if isinstance(word, _Memory):
+                offsets[number] = offset
+                row_bytes = 4 * (word.columns + 1) if word.wide else word.columns * self._item
+                offset += -(-tokens * row_bytes // _ALIGNMENT) * _ALIGNMENT
+        self._memory = torch.zeros(offset + _ALIGNMENT, dtype=torch.uint8)
+        start = self._memory.data_ptr()
+        start += -start % _ALIGNMENT
+        for number, offset in offsets.items():
+            self._values[number] = start + offset
+        self._capacity = tokens
+
+    def _bind(self, caches: Sequence[KeyValueCache]) -> None:
+        for word, number in self._numbers.items():
+            if isinstance(word, _CacheAddress):
+                cache = caches[word.layer]
+                self._values[number] = (cache.value if word.part else cache.key).data_ptr()
+        self._caches = caches
+
+
+def _value(word: _StepWord, facts: dict[_Fact, int], longest: int) -> int:
+    match word:
+        case _Chunks():
+            return -(-facts[_Fact.TOKENS] // word.tokens) * word.factor
+        case _Tile():
+            return min(word.most, longest)
+        case _TileChunks():
+            tiles = facts[_Fact.TOKENS] // min(word.tile.most, longest)
+            return (tiles + facts[_Fact.SEQUENCES]) * word.kv_heads
+        case _:
+            return facts[word]
+
+
+def _share_memory(instructions: Sequence[_Instruction]) -> dict[Rows, _Memory]:
+    """Memory for all rows: taken where they are first named, given back where they are last."""
+    last = {
+        word: index
+        for index, instruction in enumerate(instructions)
+        for word in instruction.arguments
+        if isinstance(word, Rows)
+    }
+    memory_of: dict[Rows, _Memory] = {}
+    free: dict[Hashable, list[_Memory]] = {}
+    for index, instruction in enumerate(instructions):
+        named = {word: None for word in instruction.arguments if isinstance(word, Rows)}
+        for rows in named:
+            if rows not in memory_of:
+                unused = free.setdefault((rows.columns, rows.wide), [])
+                fresh = _Memory(len(memory_of), rows.columns, rows.wide)
+                memory_of[rows] = unused.pop() if unused else fresh
+        for rows in named:
+            if last[rows] == index:
+                free[rows.columns, rows.wide].append(memory_of[rows])
+    return memory_of
