@@ -238,15 +238,17 @@ class AsyncEngine:
         total = self._limits.deadline(stream.arrival, False, stream.own_limit)
         self._metrics.count_timed_out(stream.stage)
         if total is None or deadline < total:
-            stream.fail(
-                NotReadyError(
-                    "The request waited too long for its turn",
-                    "queue_timeout",
-                    math.ceil(deadline - stream.arrival),
-                )
-            )
+            wait = math.ceil(deadline - stream.arrival)
+            text = "The request waited too long for its turn"
+            self._give_up(stream, NotReadyError(text, "queue_timeout", wait))
         else:
-            stream.fail(RequestTimeoutError("The request reached the time limit"))
+            self._give_up(stream, RequestTimeoutError("The request reached the time limit"))
+
+    def _give_up(self, stream: _Stream, error: OctavoError) -> None:
+        """End a stream, and its work in the engine now: its reader may have stopped reading."""
+        stream.fail(error)
+        self._processor.remove(stream.request.request_id)
+        self._thread.post(AbortRequest(stream.request.request_id))
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all blocks kept for reuse; False, with nothing done, while any is in use.
@@ -268,8 +270,8 @@ class AsyncEngine:
 
     def abort_all(self, error: OctavoError) -> None:
         """End every unfinished request with `error`."""
-        for stream in list(self._streams.values()):
-            stream.fail(error)
+        for stream in self._streams.values():
+            self._give_up(stream, error)
 
     def _open(self, request: GenerateRequest) -> _Stream:
         if self._failure is not None:
@@ -343,7 +345,9 @@ class AsyncEngine:
 
     def _on_fatal(self, reason: str) -> None:
         self._failure = reason
-        self.abort_all(_dead())
+        for stream in self._streams.values():
+            # What the last steps gave may still be on its way to it.
+            stream.fail(_dead())
         for answer in self._replies:
             # The engine's last answer may have come just before its end.
             if not answer.done():

@@ -277,6 +277,22 @@ async def test_f08_a_step_that_never_ends_can_be_declared_dead(rig: Open) -> Non
         assert r.deaths == ["the step hangs"]
 
 
+async def test_a_time_limit_frees_the_engine_though_nobody_reads(rig: Open) -> None:
+    async with (
+        rig(ENDLESS, limits=TimeLimits(total=0.1)) as r,
+        aclosing(r.engine.generate(r.request(max_tokens=400))) as batches,
+    ):
+        r.executor.step_seconds = 0.01
+        await anext(batches)
+        await r.idle()
+        num_steps = r.executor.num_steps
+        with pytest.raises(RequestTimeoutError):
+            async for _ in batches:
+                pass
+
+    assert num_steps < 400
+
+
 class LastWords:
     """An engine's thread that answers a reset and dies before the event loop has a turn."""
 
