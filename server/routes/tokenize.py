@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.requests import Request
 
-from octavo.engine.core.errors import InvalidRequestError
+from octavo.engine.core.errors import ContextLengthError, InvalidRequestError
 from octavo.server.openapi import describe_body
 from octavo.server.protocol.tokenize import (
     DetokenizeRequest,
@@ -35,19 +35,21 @@ async def tokenize(request: Request) -> TokenizeResponse:
     body = await read_fields(request, _kind_of)
     model = serving.model
     model.resolve_name(body.model)
-    if isinstance(body, TokenizeChatRequest):
-        token_ids = await asyncio.to_thread(serving.chat.encode_messages, body)
-    else:
-        token_ids = await asyncio.to_thread(
-            model.tokenizer.encode, body.prompt, body.add_special_tokens
+
+    def work() -> TokenizeResponse:
+        if isinstance(body, TokenizeChatRequest):
+            token_ids = serving.chat.encode_messages(body)
+        else:
+            token_ids = serving.completions.encode_text(body.prompt, body.add_special_tokens)
+        pieces = map(model.tokenizer.token_piece, token_ids)
+        return TokenizeResponse(
+            count=len(token_ids),
+            max_model_len=model.max_model_len,
+            tokens=token_ids,
+            token_strs=list(pieces) if body.return_token_strs else None,
         )
-    pieces = [model.tokenizer.token_piece(token_id) for token_id in token_ids]
-    return TokenizeResponse(
-        count=len(token_ids),
-        max_model_len=model.max_model_len,
-        tokens=token_ids,
-        token_strs=pieces if body.return_token_strs else None,
-    )
+
+    return await asyncio.to_thread(work)
 
 
 @router.post("/detokenize", **describe_body(DetokenizeRequest, DetokenizeResponse))
@@ -57,6 +59,11 @@ async def detokenize(request: Request) -> DetokenizeResponse:
     body = await read_fields(request, lambda _: DetokenizeRequest)
     model = serving.model
     model.resolve_name(body.model)
+    if len(body.tokens) > model.max_model_len:
+        raise ContextLengthError(
+            f"`tokens` must hold at most {model.max_model_len} ids, as many as the context does",
+            "tokens",
+        )
     if body.tokens and max(body.tokens) >= model.vocab_size:
         raise InvalidRequestError(
             f"`tokens` must hold token ids from 0 to {model.vocab_size - 1}", "tokens"
