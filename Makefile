@@ -17,7 +17,7 @@ DEV_STAMP := $(VENV)/.octavo-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check install
 
 .DELETE_ON_ERROR:
-.PHONY: help serve test check format bench clean
+.PHONY: help serve test check format docs bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile
@@ -37,6 +37,9 @@ check: $(DEV_STAMP) ## lint, formatting, types, import contracts
 format: $(DEV_STAMP) ## rewrite the files as `make check` wants them
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(DEV_STAMP) ## write the tables of config/README.md from the settings' fields
+	$(BIN)/python tests/support/settings_page.py
 
 bench: $(SERVE_STAMP) ## measure a running server
 	$(BIN)/octavo bench serve $(ARGS)

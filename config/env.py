@@ -10,6 +10,17 @@ def octavo_variables() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
 
 
+def library_variables() -> dict[str, str]:
+    """Return the variables of the libraries below that change what they do; none is a secret."""
+    prefixes = ("CUDA_", "NVIDIA_VISIBLE", "OMP_", "MKL_", "NUMBA_", "TRITON_")
+    names = ("HF_HOME", "HF_HUB_OFFLINE", "HF_ENDPOINT", "XDG_CACHE_HOME", "LD_PRELOAD")
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in names or name.startswith(prefixes)
+    }
+
+
 def cache_root() -> str:
     """Return the user's cache directory, as the XDG rules say."""
     return os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")

@@ -23,6 +23,7 @@ COMMANDS: Mapping[str, _Command] = {
         "octavo.server.terminal.commands", "complete", "Continue a text on a running server."
     ),
     "bench": _Command("octavo.loadtest.cli", "bench", "Measure a running server."),
+    "top": _Command("octavo.server.top.commands", "top", "Watch a running server."),
     "env": _Command("octavo.server.commands", "env", "Show versions and hardware."),
 }
 

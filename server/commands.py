@@ -5,10 +5,8 @@ are spent on loading libraries, and the thread settings must be in place before 
 """
 
 import logging
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,7 +14,7 @@ import click
 
 from octavo.config.effective import describe_configs
 from octavo.config.engine import EngineConfig
-from octavo.config.env import num_cores, octavo_variables, set_thread_defaults
+from octavo.config.env import octavo_variables, set_thread_defaults
 from octavo.config.flags import (
     Flag,
     FlagError,
@@ -29,6 +27,7 @@ from octavo.config.flags import (
 )
 from octavo.config.server import ServerConfig
 from octavo.engine.core.errors import ConfigurationError
+from octavo.server.environment import describe_environment
 from octavo.server.listener import describe, open_listener
 from octavo.server.logs import configure_logging
 
@@ -37,7 +36,6 @@ logger = logging.getLogger(__name__)
 _USAGE_ERROR = 2
 _CONFIG_VARIABLE = "OCTAVO_CONFIG"
 _METAVARS = {"int": "INTEGER", "float": "NUMBER", "json": "JSON"}
-_PACKAGES = ("octavo", "torch", "transformers", "triton", "numba", "fastapi", "uvicorn")
 
 
 def _option(flag: Flag) -> click.Option:
@@ -156,14 +154,5 @@ def _fail(message: str, code: int) -> NoReturn:
 
 @click.command()
 def env() -> None:
-    """Show what a report about a problem needs: versions and hardware."""
-    lines = [f"python: {platform.python_version()} on {platform.platform()}"]
-    for package in _PACKAGES:
-        try:
-            lines.append(f"{package}: {version(package)}")
-        except PackageNotFoundError:
-            lines.append(f"{package}: not installed")
-    lines.append(f"cpu cores: {num_cores()}")
-    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        lines.append(f"gpu: {' '.join(path.read_text().splitlines()[0].split()[1:])}")
-    click.echo("\n".join(lines))
+    """Show what a report about a problem needs: versions, hardware and settings."""
+    click.echo("\n".join(describe_environment()))

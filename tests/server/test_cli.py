@@ -185,8 +185,19 @@ def test_a_model_that_is_not_there_ends_the_start_with_code_1(tmp_path: Path) ->
     assert "empty" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_env_shows_versions() -> None:
+def test_env_shows_versions_hardware_and_settings_without_secrets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OCTAVO_API_KEY", "hidden")
+    monkeypatch.setenv("OCTAVO_PORT", "9000")
+    monkeypatch.setenv("HF_TOKEN", "hidden")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     result = CliRunner().invoke(main, ["env"])
 
     assert result.exit_code == 0
-    assert "octavo: " in result.output and "torch: 2." in result.output
+    lines = dict(line.split(": ", 1) for line in result.output.splitlines())
+    assert {"python", "system", "octavo", "torch", "cpu", "memory", "gpu"} <= set(lines)
+    assert "cores usable" in lines["cpu"] and "GiB" in lines["memory"]
+    assert lines["OCTAVO_PORT"] == "9000" and lines["CUDA_VISIBLE_DEVICES"] == "1"
+    assert lines["OCTAVO_API_KEY"] == "(not shown)"
+    assert "hidden" not in result.output

@@ -23,6 +23,7 @@ print(*rows, sep="\\n")
 sys.exit(not rows or not all(row.fits for row in rows))
 """
 
+
 @pytest.mark.parametrize(
     ("variants", "targets"),
     [

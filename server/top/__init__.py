@@ -1,0 +1,1 @@
+"""`octavo top`: a live view of a running server, made from its metrics only."""
