@@ -1,9 +1,12 @@
 """Prometheus metrics: one registry per application, never the library's global one."""
 
+import functools
+import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Concatenate, ParamSpec
 
 from prometheus_client import (
     CollectorRegistry,
@@ -17,6 +20,10 @@ from prometheus_client.registry import Collector
 
 from octavo.engine.core.request import FinishReason
 from octavo.engine.core.request_output import EngineStats
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
 
 _ENGINE = "0"
 _LABELS = ("model_name", "engine")
@@ -78,6 +85,23 @@ class RequestSummary:
         if first is None or last is None or self.longest_output < 2:
             return None
         return (last - first) / (self.longest_output - 1)
+
+
+def _guarded(
+    method: "Callable[Concatenate[ServerMetrics, P], None]",
+) -> "Callable[Concatenate[ServerMetrics, P], None]":
+    """Keep a fault of the metrics away from the requests; each method's first one is logged."""
+
+    @functools.wraps(method)
+    def guarded(self: "ServerMetrics", *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            method(self, *args, **kwargs)
+        except Exception:
+            if method.__name__ not in self.faults:
+                self.faults.add(method.__name__)
+                logger.exception("Metrics fail in %s", method.__name__)
+
+    return guarded
 
 
 class _EngineCollector(Collector):
@@ -147,13 +171,14 @@ class ServerMetrics:
     """All metrics of one server. Used on the event loop thread only.
 
     `num_prompt_tokens` and `num_generation_tokens` repeat two counters as plain numbers, for the
-    regular log line.
+    regular log line. `faults` names the methods that have failed; none of them ever raises.
     """
 
     def __init__(self, model_name: str = "") -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.num_prompt_tokens = 0
         self.num_generation_tokens = 0
+        self.faults: set[str] = set()
         self._labels = (model_name, _ENGINE)
         self._registry = CollectorRegistry()
         self._make_counters()
@@ -275,10 +300,12 @@ class ServerMetrics:
         own = [line for line in text.splitlines(keepends=True) if _OWN.match(line)]
         return text + b"".join(own).replace(b"octavo:", alias.encode() + b":")
 
+    @_guarded
     def observe_step(self, num_tokens: int) -> None:
         """Record one step of the engine."""
         self._step_tokens.labels(*self._labels).observe(num_tokens)
 
+    @_guarded
     def observe_prefill(self, num_tokens: int, num_cached: int) -> None:
         """Record a prompt that has been processed."""
         self.num_prompt_tokens += num_tokens
@@ -295,6 +322,7 @@ class ServerMetrics:
     def _inter_token_child(self) -> Histogram:
         return self._inter_token.labels(*self._labels)
 
+    @_guarded
     def observe_tokens(self, num_tokens: int, gap: float | None) -> None:
         """Record tokens of one choice; `gap` is seconds since the choice's tokens before."""
         self.num_generation_tokens += num_tokens
@@ -302,10 +330,12 @@ class ServerMetrics:
         if gap is not None:
             self._inter_token_child.observe(gap)
 
+    @_guarded
     def observe_first_token(self, seconds: float) -> None:
         """Record the time from arrival to the first token."""
         self._first_token.labels(*self._labels).observe(seconds)
 
+    @_guarded
     def observe_request(self, summary: RequestSummary) -> None:
         """Record a prompt that ended, whatever the reason."""
         self._success.labels(*self._labels, summary.reason.value).inc()
@@ -326,22 +356,27 @@ class ServerMetrics:
         if summary.time_per_output_token is not None:
             self._per_token.labels(*self._labels).observe(summary.time_per_output_token)
 
+    @_guarded
     def count_rejected(self, reason: str) -> None:
         """Count a refused request; `reason` is one of REJECTIONS."""
         self._rejected.labels(*self._labels, reason).inc()
 
+    @_guarded
     def count_corrupted(self) -> None:
         """Count a prompt whose logits could not be used."""
         self._corrupted.labels(*self._labels).inc()
 
+    @_guarded
     def count_timed_out(self, stage: str) -> None:
         """Count a prompt that met the time limit in stage queue or run."""
         self._timed_out.labels(*self._labels, stage).inc()
 
+    @_guarded
     def count_disconnect(self, stage: str) -> None:
         """Count a prompt whose client went away in stage queue or run."""
         self._disconnects.labels(*self._labels, stage).inc()
 
+    @_guarded
     def observe_http(self, handler: str, method: str, status: int, seconds: float) -> None:
         """Record an answered HTTP request; `handler` is the route's pattern."""
         self._http_requests.labels(handler, method, str(status)).inc()

@@ -11,6 +11,7 @@ from octavo.engine.core.limits import EngineLimits
 from octavo.engine.core.model_output import ModelOutput
 from octavo.engine.core.scheduler_output import SchedulerOutput
 from octavo.engine.engine_loop import EngineLoop
+from octavo.engine.executor.base import Executor
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.tokenizer import Tokenizer
 from octavo.server.async_engine import EngineThread, OnFatal, OnStep
@@ -73,7 +74,7 @@ class ScriptedExecutor:
 
 def fake_loader(
     tokenizer_dir: Path,
-    executor: ScriptedExecutor,
+    executor: Executor,
     *,
     max_num_seqs: int = 8,
     before: Callable[[], None] = lambda: None,
