@@ -8,7 +8,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from octavo.engine.core.errors import EngineDeadError, InvalidRequestError, RequestError
-from octavo.engine.core.messages import AbortRequest, AddRequest, Message, ResetPrefixCache
+from octavo.engine.core.messages import (
+    AbortRequest,
+    AddRequest,
+    Message,
+    ResetPrefixCache,
+    TakeBlockMap,
+)
 from octavo.engine.core.request import FinishReason
 from octavo.engine.core.request_output import EngineStats, SequenceDelta
 from octavo.engine.llm_engine import LLMEngine
@@ -164,6 +170,8 @@ class EngineLoop:
                         logger.warning("prefix cache not reset: blocks are in use")
                     if message.reply is not None:
                         message.reply(done)
+                case TakeBlockMap():
+                    message.reply(self._engine.block_map())
         return deltas
 
     def _deliver(self, deltas: list[SequenceDelta]) -> None:

@@ -4,6 +4,7 @@ import random
 
 from octavo.config.engine import EngineConfig
 from octavo.engine.cache.kv_cache_manager import KVCacheManager
+from octavo.engine.core.block_map import BlockMap
 from octavo.engine.core.errors import ContextLengthError, InvalidRequestError
 from octavo.engine.core.limits import EngineLimits
 from octavo.engine.core.messages import AddRequest
@@ -27,6 +28,7 @@ class LLMEngine:
             limits.block_size,
             config.cache.enable_prefix_caching,
             host_memory=limits.host_memory,
+            window=limits.window,
         )
         self._scheduler = Scheduler(config.scheduler, limits, self._kv_cache)
         # With a configured seed the n-th request without its own draws the same number each run.
@@ -99,6 +101,10 @@ class LLMEngine:
     def stats(self) -> EngineStats:
         """Counters and gauges after the last step."""
         return self._scheduler.stats()
+
+    def block_map(self) -> BlockMap:
+        """A picture of the block pool; between steps only. Takes time with the number of blocks."""
+        return self._scheduler.block_map()
 
     def reset_prefix_cache(self) -> bool:
         """Forget all blocks kept for reuse; False, with nothing changed, while any is in use."""

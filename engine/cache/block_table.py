@@ -30,7 +30,10 @@ class BlockTable:
     them; it waits itself for the block with the hash `awaited` if another one computes that.
     Tokens before position `capacity` need no change of the table: their slots are there and, but
     for what is computed already, held by this sequence alone.
-    While the sequence is swapped out, `saved` holds its computed blocks in place of `blocks`.
+    The first `num_outside` blocks have been given up for good, since the sliding window has left
+    them; the null block stands in their places.
+    While the sequence is swapped out, `saved` holds its computed blocks in place of `blocks`, and
+    None where nothing has to come back.
     """
 
     __slots__ = (
@@ -41,6 +44,7 @@ class BlockTable:
         "node",
         "num_announced",
         "num_cached_blocks",
+        "num_outside",
         "root",
         "saved",
     )
@@ -48,7 +52,8 @@ class BlockTable:
     def __init__(self, root: "PrefixNode") -> None:
         self.root = root
         self.blocks: list[Block] = []
-        self.saved: list[HostBlock] = []
+        self.saved: list[HostBlock | None] = []
+        self.num_outside = 0
         self.keys: list[BlockKey] = []
         self.node = root
         self.num_cached_blocks = 0

@@ -1,11 +1,12 @@
 """Block tables: which blocks hold the keys and values of each sequence."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 
 from octavo.engine.cache.block_pool import Block, BlockPool, HostBlock
 from octavo.engine.cache.block_table import UNCHANGED, Allocation, BlockTable
+from octavo.engine.cache.inspection import describe_blocks, num_wasted_slots
 from octavo.engine.cache.offload_cache import OffloadCache, OffloadedBlock
 from octavo.engine.cache.prefix_hash import (
     BlockKey,
@@ -16,6 +17,7 @@ from octavo.engine.cache.prefix_hash import (
     sha256_hash,
 )
 from octavo.engine.cache.swap_space import SwapSpace, link
+from octavo.engine.core.block_map import BlockInfo
 from octavo.engine.core.limits import HostMemory
 from octavo.engine.core.request import Sequence
 
@@ -36,6 +38,7 @@ class KVCacheManager:
         enable_prefix_caching: bool = True,
         hash_function: HashFunction = sha256_hash,
         host_memory: HostMemory | None = None,
+        window: int | None = None,
     ) -> None:
         host_memory = host_memory or HostMemory()
         self.block_size = block_size
@@ -53,6 +56,10 @@ class KVCacheManager:
         self.num_swapped_in = 0
         self.num_offload_hits = 0
         self._tables: dict[int, BlockTable] = {}
+        # Where all layers have a sliding window, blocks that it has left are given up. This one
+        # takes their place: it is outside the pool, and attention never reads it.
+        self._window = window
+        self._null = Block(num_blocks)
         # Which sequence computes the block with a hash just now.
         self._writers: dict[bytes, int] = {}
         self._caching = enable_prefix_caching
@@ -167,10 +174,33 @@ class KVCacheManager:
         self._extend_keys(table, sequence, num_full)
         for position in range(table.num_cached_blocks, num_full):
             block, key = table.blocks[position], table.keys[position]
-            table.node = block.node or self._pool.register(block, key, table.node)
+            if block is self._null:
+                table.node = PrefixNode(key, table.node)
+            else:
+                table.node = block.node or self._pool.register(block, key, table.node)
         if table.num_announced > table.num_cached_blocks:
             self._withdraw(table, sequence.seq_id, num_full)
         table.num_cached_blocks = num_full
+
+    def free_outside_window(self, sequence: Sequence) -> None:
+        """Give up the blocks that no token to come can see, where all layers have a window.
+
+        They stay in the prefix cache like others. A later hit needs the whole run from the start
+        of the prompt, although the last window would do: that keeps one rule for all models, and
+        costs a miss where the head of a long text was evicted before its tail.
+        """
+        if self._window is None:
+            return
+        table = self._tables[sequence.seq_id]
+        first = max(0, sequence.num_computed_tokens - self._window + 1) // self.block_size
+        for position in range(table.num_outside, first):
+            self._release(table.blocks[position])
+            table.blocks[position] = self._null
+        table.num_outside = max(table.num_outside, first)
+
+    def _release(self, block: Block) -> None:
+        if block is not self._null:
+            self._pool.release(block)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let `child` share all blocks of `parent`, the partly filled last one included.
@@ -179,8 +209,9 @@ class KVCacheManager:
         """
         source = self._tables[parent.seq_id]
         table = self._new_table(child)
-        for block in source.blocks:
+        for block in source.blocks[source.num_outside :]:
             self._pool.share(block)
+        table.num_outside = source.num_outside
         table.blocks = list(source.blocks)
         table.keys = source.keys[: parent.num_computed_tokens // self.block_size]
         table.node = source.node
@@ -198,8 +229,9 @@ class KVCacheManager:
         table.num_announced = 0
         table.awaited = None
         for block in reversed(table.blocks):
-            self._pool.release(block)
+            self._release(block)
         table.blocks = []
+        table.num_outside = 0
         table.capacity = 0
         table.node = table.root
         table.num_cached_blocks = 0
@@ -208,8 +240,13 @@ class KVCacheManager:
         """Give up all that is held for a sequence; nothing happens when there is nothing."""
         if sequence.seq_id in self._tables:
             self.free(sequence)
-            for host in self._tables.pop(sequence.seq_id).saved:
+            self._release_saved(self._tables.pop(sequence.seq_id))
+
+    def _release_saved(self, table: BlockTable) -> None:
+        for host in table.saved:
+            if host is not None:
                 self.swap_space.release(host)
+        table.saved = []
 
     # Swapping: what was computed goes to host memory and comes back.
 
@@ -251,7 +288,9 @@ class KVCacheManager:
         saved: dict[int, HostBlock] = {}
         for sequence in sequences:
             num_full = sequence.num_computed_tokens // self.block_size
-            for position, block in enumerate(self._computed_blocks(sequence)):
+            table = self._tables[sequence.seq_id]
+            table.saved = [None] * table.num_outside
+            for position, block in enumerate(self._computed_blocks(sequence), table.num_outside):
                 source = dropped_copies.get(block.block_id, block.block_id)
                 host = block.twin or saved.get(source)
                 if host is None:
@@ -260,7 +299,7 @@ class KVCacheManager:
                     if position < num_full and source == block.block_id:
                         link(block, host)
                 host.ref_count += 1
-                self._tables[sequence.seq_id].saved.append(host)
+                table.saved.append(host)
         for sequence in sequences:
             self.free(sequence)
         self.num_swapped_out += len(saved)
@@ -276,7 +315,7 @@ class KVCacheManager:
             absent |= {
                 host.block_id
                 for host in self._tables[sequence.seq_id].saved[:num_full]
-                if host.twin is None or host.twin.ref_count == 0
+                if host is not None and (host.twin is None or host.twin.ref_count == 0)
             }
         return needed + len(absent)
 
@@ -286,6 +325,10 @@ class KVCacheManager:
         for sequence in sequences:
             table = self._tables[sequence.seq_id]
             for host in table.saved:
+                if host is None:
+                    table.blocks.append(self._null)
+                    table.num_outside += 1
+                    continue
                 block = host.twin or restored.get(host.block_id)
                 if block is None:
                     block = self._restore(host, len(table.blocks), sequence)
@@ -293,9 +336,7 @@ class KVCacheManager:
                 else:
                     self._pool.share(block)
                 table.blocks.append(block)
-            for host in table.saved:
-                self.swap_space.release(host)
-            table.saved = []
+            self._release_saved(table)
             self.cache_full_blocks(sequence)
 
     def _restore(self, host: HostBlock, position: int, sequence: Sequence) -> Block:
@@ -307,8 +348,9 @@ class KVCacheManager:
         return block
 
     def _computed_blocks(self, sequence: Sequence) -> list[Block]:
-        count = self.blocks_for(sequence.num_computed_tokens)
-        return self._tables[sequence.seq_id].blocks[:count]
+        """The blocks with computed tokens that the sequence holds."""
+        table = self._tables[sequence.seq_id]
+        return table.blocks[table.num_outside : self.blocks_for(sequence.num_computed_tokens)]
 
     def take_transfers(self) -> tuple[BlockCopies, BlockCopies]:
         """The copies to host memory and back that the step begins with; called once a step."""
@@ -331,10 +373,25 @@ class KVCacheManager:
         self.offload_cache.clear()
         return True
 
+    # What others may look at.
+
+    def num_wasted_slots(self, sequences: Iterable[Sequence]) -> int:
+        """Token slots of held blocks without a token; `sequences` are all that hold blocks."""
+        tables = self._tables
+        pairs = [(sequence, tables[sequence.seq_id]) for sequence in sequences]
+        return num_wasted_slots(pairs, self.block_size)
+
+    def describe_blocks(self, sequences: Iterable[Sequence]) -> tuple[BlockInfo, ...]:
+        """All blocks by id; `sequences` are all that hold blocks."""
+        pairs = [(sequence, self._tables[sequence.seq_id]) for sequence in sequences]
+        return describe_blocks(self._pool.blocks(), pairs, self.block_size)
+
     def check_integrity(self) -> None:
         """Assert that free list, reference counts, tables and hashes agree."""
         holders = Counter(
-            block.block_id for table in self._tables.values() for block in table.blocks
+            block.block_id
+            for table in self._tables.values()
+            for block in table.blocks[table.num_outside :]
         )
         self._pool.check_integrity(holders)
         self._check_host_memory()
@@ -343,8 +400,8 @@ class KVCacheManager:
             pending = table.keys[table.num_cached_blocks : table.num_announced]
             assert block_hash in [key.block_hash for key in pending]
         for table in self._tables.values():
-            ids = [block.block_id for block in table.blocks]
-            assert len(set(ids)) == len(ids)
+            ids = [block.block_id for block in table.blocks[table.num_outside :]]
+            assert len(set(ids)) == len(ids) and self._null.block_id not in ids
             assert table.num_cached_blocks <= len(table.blocks)
             assert table.capacity in (0, len(table.blocks) * self.block_size)
             writable = table.blocks[table.num_cached_blocks :] if table.capacity else []
@@ -353,12 +410,11 @@ class KVCacheManager:
     def _check_host_memory(self) -> None:
         assert not (self._swap_out or self._swap_in), "copies that no step does"
         self.offload_cache.check_integrity()
-        saved = {host for table in self._tables.values() for host in table.saved}
-        assert len({host.block_id for host in saved}) == len(saved)
-        assert len(saved) == self.swap_space.num_used_blocks
-        held = Counter(host for table in self._tables.values() for host in table.saved)
-        for host in saved:
-            assert host.ref_count == held[host]
+        held = Counter(host for table in self._tables.values() for host in table.saved if host)
+        assert len({host.block_id for host in held}) == len(held)
+        assert len(held) == self.swap_space.num_used_blocks
+        for host, count in held.items():
+            assert host.ref_count == count
             assert host.twin is None or host.twin.twin is host
         assert all(not (table.saved and table.blocks) for table in self._tables.values())
 

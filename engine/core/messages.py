@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from octavo.engine.core.block_map import BlockMap
 from octavo.engine.core.sampling_params import SamplingParams
 
 
@@ -40,4 +41,14 @@ class ResetPrefixCache:
     reply: Callable[[bool], None] | None = None
 
 
-Message = AddRequest | AbortRequest | ResetPrefixCache
+@dataclass(frozen=True, slots=True)
+class TakeBlockMap:
+    """Give a picture of the block pool to `reply`, in the engine thread.
+
+    It is not called when the engine ends before.
+    """
+
+    reply: Callable[[BlockMap], None]
+
+
+Message = AddRequest | AbortRequest | ResetPrefixCache | TakeBlockMap

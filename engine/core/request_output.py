@@ -43,6 +43,7 @@ class SequenceDelta(NamedTuple):
 class EngineStats:
     """A snapshot taken by the engine thread after a step; counters only ever grow.
 
+    `num_wasted_slots` are token slots of used blocks that hold no token (yet).
     `num_preemptions` counts sequences, in both modes. Blocks in swap space hold what preempted
     sequences had computed; `num_swapped_out_blocks` and `num_swapped_in_blocks` are counters of
     copies. `num_offload_hits` counts evicted blocks that came back from host memory.
@@ -52,6 +53,7 @@ class EngineStats:
     num_waiting: int = 0
     num_blocks: int = 0
     num_used_blocks: int = 0
+    num_wasted_slots: int = 0
     num_preemptions: int = 0
     num_preemptions_by_swap: int = 0
     num_swap_blocks: int = 0

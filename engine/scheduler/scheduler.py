@@ -4,6 +4,7 @@ from collections.abc import Sequence as SequenceOf
 
 from octavo.config.scheduler import SchedulerConfig
 from octavo.engine.cache.kv_cache_manager import KVCacheManager
+from octavo.engine.core.block_map import BlockMap
 from octavo.engine.core.limits import EngineLimits
 from octavo.engine.core.model_output import ModelOutput
 from octavo.engine.core.request import FinishReason, Request, Sequence, SequenceStatus
@@ -168,6 +169,7 @@ class Scheduler:
         sequence.advance(num_tokens)
         if sequence.num_computed_tokens % self._kv_cache.block_size < num_tokens:
             self._kv_cache.cache_full_blocks(sequence)
+            self._kv_cache.free_outside_window(sequence)
         if self._open.parked:
             self._beams.grow_trunk(sequence)
         if self._outbox.prompt_logprobs:
@@ -273,12 +275,14 @@ class Scheduler:
 
     def stats(self) -> EngineStats:
         """Counters and gauges; running and waiting count requests, not choices."""
-        running = {id(sequence.request) for sequence in self._open.running.snapshot()}
+        sequences = self._open.running.snapshot()
+        running = {sequence.request.number for sequence in sequences}
         return EngineStats(
             num_running=len(running),
             num_waiting=len(self._open.requests) - len(running),
             num_blocks=self._kv_cache.num_blocks,
             num_used_blocks=self._kv_cache.num_used_blocks,
+            num_wasted_slots=self._kv_cache.num_wasted_slots(sequences),
             num_preemptions=self._preemption.num_recomputed + self._preemption.num_swapped,
             num_preemptions_by_swap=self._preemption.num_swapped,
             num_swap_blocks=self._kv_cache.swap_space.num_blocks,
@@ -292,6 +296,15 @@ class Scheduler:
             prefix_cache_hits=self._admission.num_cache_hits,
             num_steps=self._open.batch.num_steps,
             last_step_tokens=self._last_step_tokens,
+        )
+
+    def block_map(self) -> BlockMap:
+        """A picture of the block pool."""
+        sequences = self._open.running.snapshot()
+        return BlockMap(
+            self._kv_cache.block_size,
+            self._kv_cache.describe_blocks(sequences),
+            self._kv_cache.num_wasted_slots(sequences),
         )
 
     def check_integrity(self) -> None:

@@ -30,10 +30,22 @@ class BatchState:
     """
 
     def __init__(
-        self, max_num_seqs: int, max_model_len: int, block_size: int, vocab_size: int
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        vocab_size: int,
+        window: int | None = None,
+        null_block: int = 0,
     ) -> None:
+        """`window` is the longest sliding window of a model all of whose layers have one.
+
+        `null_block` is a block outside the pool, for the places of those that it has left.
+        """
         self.block_size = block_size
         self._vocab_size = vocab_size
+        self._window = window
+        self._null_block = null_block
         self._rows: dict[int, int] = {}
         self._free = list(range(max_num_seqs - 1, -1, -1))
         # Zeroed memory is taken from the system page by page, when it is first written.
@@ -102,6 +114,20 @@ class BatchState:
         assert offset <= self.num_blocks[row], "the block table would have a gap"
         self.block_tables[row, offset:end] = block_ids
         self.num_blocks[row] = max(self.num_blocks[row], end)
+
+    def tables_of(
+        self, rows: NDArray[np.int64], first: NDArray[np.int64], width: int
+    ) -> NDArray[np.int32]:
+        """The first `width` entries of the block tables of `rows`: int32 [S, width].
+
+        Blocks that no token from position `first` int64 [S] on can see may hold another sequence
+        by now; the null block stands in their places, since a kernel may read whole tiles.
+        """
+        tables = np.ascontiguousarray(self.block_tables[rows, :width])
+        if self._window is not None:
+            num_left = np.maximum(first - self._window + 1, 0) // self.block_size
+            tables[np.arange(width) < num_left[:, None]] = self._null_block
+        return tables
 
     def append(self, rows: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:
         """Adds one sampled id to each of `rows`."""

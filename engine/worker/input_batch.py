@@ -128,7 +128,7 @@ def forward_batch(
 
     attention = AttentionMetadata(
         slot_mapping=to_device(blocks * block_size + positions % block_size),
-        block_tables=to_device(np.ascontiguousarray(state.block_tables[step.rows, :num_blocks])),
+        block_tables=to_device(state.tables_of(step.rows, step.first, num_blocks)),
         seq_lens=to_device(seq_lens.astype(np.int32)),
         query_start_loc=to_device(start.astype(np.int32)),
         max_query_len=int(num_tokens.max()),

@@ -44,12 +44,16 @@ class LanguageModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RunnerLimits:
-    """Sizes fixed for the life of a runner."""
+    """Sizes fixed for the life of a runner.
+
+    `window` is the longest sliding window of a model all of whose layers have one.
+    """
 
     max_num_seqs: int
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    window: int | None = None
 
 
 class ModelRunner:
@@ -69,6 +73,8 @@ class ModelRunner:
             limits.max_model_len,
             kv_cache.layout.block_size,
             limits.vocab_size,
+            limits.window,
+            null_block=kv_cache.layout.num_blocks,
         )
 
     @property

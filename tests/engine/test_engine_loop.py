@@ -8,8 +8,14 @@ import pytest
 from engine_harness import Harness, Sizes
 from simulated_model import solo_text
 
+from octavo.engine.core.block_map import BlockMap, BlockOwner
 from octavo.engine.core.errors import EngineDeadError, InvalidRequestError
-from octavo.engine.core.messages import AbortRequest, AddRequest, ResetPrefixCache
+from octavo.engine.core.messages import (
+    AbortRequest,
+    AddRequest,
+    ResetPrefixCache,
+    TakeBlockMap,
+)
 from octavo.engine.core.model_output import ModelOutput
 from octavo.engine.core.request_output import EngineStats, SequenceDelta
 from octavo.engine.core.sampling_params import SamplingParams
@@ -276,3 +282,15 @@ def test_prefix_cache_can_be_reset_by_message(receiver: Receiver) -> None:
             receiver.loop.post(ResetPrefixCache())
     cached = [receiver.deltas[name, 0][0].num_cached_tokens for name in "abc"]
     assert cached == [0, 8, 0]
+
+
+def test_a_picture_of_the_blocks_is_taken_between_steps(receiver: Receiver) -> None:
+    maps: list[BlockMap] = []
+    receiver.loop.post(request("a"))
+    receiver.loop.post(TakeBlockMap(maps.append))
+    receiver.loop.start()
+    receiver.wait(lambda: bool(maps) and receiver.ended("a"))
+    receiver.loop.post(TakeBlockMap(maps.append))
+    receiver.wait(lambda: len(maps) == 2)
+    owners = [{block.owner for block in found.blocks} for found in maps]
+    assert owners == [{BlockOwner.FREE}, {BlockOwner.FREE, BlockOwner.CACHED}]

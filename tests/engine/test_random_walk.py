@@ -35,6 +35,7 @@ def random_harness(rng: random.Random) -> Harness:
         max_num_seqs=rows,
         max_num_batched_tokens=rows + rng.choice([0, 6, 40]),
         eos_token_ids=(EOS,),
+        window=rng.choice([None, None, 2, 7]),
         host_memory=HostMemory(num_swap_blocks, rng.choice([0, 0, 4, 40]), costs),
     )
     return Harness(

@@ -47,6 +47,7 @@ class Sizes:
     max_model_len: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     host_memory: HostMemory = field(default_factory=HostMemory)
+    window: int | None = None
 
 
 class Harness:
@@ -70,6 +71,7 @@ class Harness:
             vocab_size=VOCAB_SIZE,
             eos_token_ids=sizes.eos_token_ids,
             host_memory=sizes.host_memory,
+            window=sizes.window,
         )
         self.executor = SimulatedExecutor(
             sizes.num_blocks,
@@ -77,6 +79,7 @@ class Harness:
             sizes.max_num_seqs,
             VOCAB_SIZE,
             sizes.eos_token_ids,
+            sizes.window,
         )
         config = EngineConfig(
             load=LoadConfig(seed=seed),

@@ -26,8 +26,9 @@ CPU = torch.device("cpu")
 class RunnerExecutor:
     """Runs steps on a runner, and keeps the plans."""
 
-    def __init__(self, runner: ModelRunner) -> None:
+    def __init__(self, runner: ModelRunner, kv_cache: KVCache) -> None:
         self.runner = runner
+        self.kv_cache = kv_cache
         self.plans: list[SchedulerOutput] = []
 
     @property
@@ -72,13 +73,17 @@ class ModelEngine:
             }
         )
         runner_limits = RunnerLimits(
-            self.limits.max_num_seqs, self.limits.max_model_len, facts.vocab_size, eos_token_ids
+            self.limits.max_num_seqs,
+            self.limits.max_model_len,
+            facts.vocab_size,
+            eos_token_ids,
+            self.limits.window,
         )
         host = self.limits.host_memory
         kv_cache = KVCache(
             layout, facts.num_layers, CPU, host.num_swap_blocks + host.num_offload_blocks
         )
-        self.executor = RunnerExecutor(ModelRunner(model, kv_cache, runner_limits, CPU))
+        self.executor = RunnerExecutor(ModelRunner(model, kv_cache, runner_limits, CPU), kv_cache)
         config = EngineConfig(
             cache=CacheConfig(block_size=block_size, **(cache or {})),
             scheduler=SchedulerConfig(**(scheduler or {})),

@@ -116,12 +116,14 @@ class SimulatedExecutor:
         max_num_seqs: int,
         vocab_size: int,
         eos_token_ids: Sequence[int] = (),
+        window: int | None = None,
     ) -> None:
         self._num_blocks = num_blocks
         self._block_size = block_size
         self._max_num_seqs = max_num_seqs
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
+        self._window = window
         self.slots: dict[int, int] = {}
         self.host_slots: dict[int, int] = {}
         self.rows: dict[int, Row] = {}
@@ -202,20 +204,30 @@ class SimulatedExecutor:
         if item.new_block_ids:
             assert item.block_offset <= len(table)
             table[item.block_offset :] = item.new_block_ids
-        assert len(set(table)) == len(table)
-        assert all(0 <= block_id < self._num_blocks for block_id in table)
+        seen = self._seen_blocks(row)
+        assert len(set(seen)) == len(seen)
+        assert all(0 <= block_id < self._num_blocks for block_id in seen)
+
+    def _first_seen(self, row: Row) -> int:
+        """The first position that tokens still to be computed can see."""
+        return max(0, row.num_computed_tokens - self._window + 1) if self._window else 0
+
+    def _seen_blocks(self, row: Row) -> list[int]:
+        return row.block_ids[self._first_seen(row) // self._block_size :]
 
     def _check_private(self, item: ScheduledSequence) -> None:
         row = self.rows[item.seq_id]
         first = row.num_computed_tokens // self._block_size
         last = (row.num_computed_tokens + item.num_tokens - 1) // self._block_size
         for block_id in row.block_ids[first : last + 1]:
-            holders = [seq for seq, other in self.rows.items() if block_id in other.block_ids]
+            holders = [
+                seq for seq, other in self.rows.items() if block_id in self._seen_blocks(other)
+            ]
             assert holders == [item.seq_id], f"block {block_id} is written but shared"
         assert last < len(row.block_ids)
 
     def _check_computed(self, row: Row) -> None:
-        for position in range(row.num_computed_tokens):
+        for position in range(self._first_seen(row), row.num_computed_tokens):
             assert self.slots.get(self._slot(row, position)) == row.prints[position]
 
     def _run(self, plan: SchedulerOutput) -> ModelOutput:
