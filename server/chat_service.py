@@ -9,6 +9,7 @@ import orjson
 from octavo.config.server import ServerConfig
 from octavo.engine.core.errors import (
     ConfigurationError,
+    ContextLengthError,
     InvalidRequestError,
     UnsupportedParameterError,
 )
@@ -233,6 +234,13 @@ class ChatService:
 
         `template_kwargs` are variables of the template that a field of the route stands for.
         """
+        limit = self._model.max_model_len
+        if len(prompt.messages) > limit:
+            # A template would take many seconds for what no context holds.
+            raise ContextLengthError(
+                f"The context holds at most {limit} tokens, fewer than there are messages",
+                "messages",
+            )
         kwargs = dict(self._config.default_chat_template_kwargs or {})
         kwargs |= (template_kwargs or {}) | (prompt.chat_template_kwargs or {})
         text = self._template(prompt.chat_template).render(

@@ -279,8 +279,12 @@ class CompletionService:
                 echo_text = tokenizer.decode(kept, skip_special_tokens=body.skip_special_tokens)
         return CompletionPrompt(tuple(kept), echo_text)
 
+    def encode_text(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Tokenize; slow, so not for the event loop. Raises ContextLengthError."""
+        return self._encoder.encode(text, add_special_tokens, "prompt")
+
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        token_ids = self._encoder.encode(text, add_special_tokens, "prompt") if text else []
+        token_ids = self.encode_text(text, add_special_tokens) if text else []
         if token_ids:
             return token_ids
         bos_token_id = self._model.tokenizer.bos_token_id

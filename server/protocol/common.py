@@ -3,8 +3,17 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
+from typing_extensions import TypeAliasType
 
 from octavo.engine.core.errors import InvalidRequestError
 from octavo.engine.core.sampling_params import MAX_CHOICES, MAX_STOP_STRINGS
@@ -82,6 +91,8 @@ LogitBias = Annotated[
     ),
 ]
 TokenId = Annotated[int, Field(ge=0)]
+# A named alias, since the marker inside cannot be hashed as a member of a union.
+TokenIds = TypeAliasType("TokenIds", Annotated[list[TokenId], FailFast()])
 NonEmptyText = Annotated[str, Field(min_length=1)]
 
 
@@ -176,7 +187,7 @@ class GenerationBody(RequestBody):
         description=f"A string or up to {MAX_STOP_STRINGS}; the text ends before the first match.",
         examples=[["\n\n"]],
     )
-    stop_token_ids: list[TokenId] | None = Field(
+    stop_token_ids: TokenIds | None = Field(
         default=None, description="Each of these ids ends the text."
     )
     include_stop_str_in_output: bool = Field(
@@ -205,7 +216,7 @@ class GenerationBody(RequestBody):
         ge=0,
         description="List every prompt token with this many alternatives. Not with `stream`.",
     )
-    allowed_token_ids: list[TokenId] | None = Field(
+    allowed_token_ids: TokenIds | None = Field(
         default=None, min_length=1, description="Only these ids can be generated."
     )
     bad_words: list[NonEmptyText] | None = Field(

@@ -5,7 +5,7 @@ from typing import ClassVar
 from pydantic import BaseModel, Field
 
 from octavo.server.protocol.chat import ChatPrompt
-from octavo.server.protocol.common import RequestBody, TokenId
+from octavo.server.protocol.common import RequestBody, TokenIds
 from octavo.server.protocol.unsupported import NeutralValues
 
 
@@ -43,7 +43,7 @@ class TokenizeResponse(BaseModel):
 class DetokenizeRequest(TokensBody):
     """Token ids to be turned into text."""
 
-    tokens: list[TokenId] = Field(examples=[[1, 2, 3]])
+    tokens: TokenIds = Field(examples=[[1, 2, 3]])
 
 
 class DetokenizeResponse(BaseModel):
