@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Protocol
 
 import orjson
-from starlette.responses import StreamingResponse
+from sse_starlette.sse import AppStatus, EventSourceResponse
 from starlette.types import Receive, Scope, Send
 
 from octavo.engine.core.errors import OctavoError
@@ -21,6 +21,9 @@ logger = logging.getLogger(__name__)
 
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
+
+# The library would cut all streams at the first sign of a shutdown; accepted requests go on.
+AppStatus.enable_automatic_graceful_drain = False
 
 
 def json_line(value: object) -> bytes:
@@ -136,7 +139,7 @@ class _Silence:
         self._timer = self._loop.call_at(self._since + self._limit, self._check)
 
 
-class EventStream(StreamingResponse):
+class EventStream(EventSourceResponse):
     """A response that begins with an event at hand, so that earlier errors keep their status.
 
     `on_close` is awaited exactly once, whatever becomes of the response. `write_error` renders
@@ -153,9 +156,9 @@ class EventStream(StreamingResponse):
         self._events = _with_error_event(first, rest, write_error)
         super().__init__(
             self._events,
-            # nginx would hold events back to fill its buffer.
-            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
-            media_type="text/event-stream",
+            headers={"Cache-Control": "no-cache"},
+            ping=0,  # comments come from `_Silence`, which knows when the last event left
+            sep="\n",
         )
         self._on_close = on_close
 

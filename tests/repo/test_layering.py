@@ -40,7 +40,7 @@ def test_parts_that_start_without_the_models_libraries(modules: tuple[str, ...])
 
 def test_engine_is_synchronous_and_without_http() -> None:
     # torch itself may load asyncio, so this looks at the libraries of the server's side.
-    network = ("fastapi", "starlette", "uvicorn")
+    network = ("fastapi", "starlette", "uvicorn", "sse_starlette")
     assert loaded_by("octavo.engine.engine_loop", of=network) == set()
 
 
