@@ -91,7 +91,16 @@ def _above(row_ptr, size, key, top, temperature, TILE: tl.constexpr):
     return tl.sum(count, 0), tl.sum(sums, 0), tl.sum(equal_count, 0), tl.sum(equal_sums, 0)
 
 
-@triton.jit(do_not_specialize=["size"])
+@triton.jit(
+    do_not_specialize=["size"],
+    do_not_specialize_on_alignment=[
+        "rows_ptr",
+        "temperature_ptr",
+        "min_p_ptr",
+        "top_k_ptr",
+        "top_p_ptr",
+    ],
+)
 def _cutoff_kernel(
     logits_ptr,
     rows_ptr,

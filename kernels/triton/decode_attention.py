@@ -24,7 +24,11 @@ SPLIT_TOKENS = 512
 G = 4, while 4k tokens still give 8 programs per KV head."""
 
 
-@triton.jit
+# Slices of the step's buffers come at any alignment and width: neither may cost a compilation.
+@triton.jit(
+    do_not_specialize=["table_stride"],
+    do_not_specialize_on_alignment=["tables_ptr", "seq_lens_ptr", "query_start_ptr"],
+)
 def _decode_kernel(
     q_ptr,
     key_ptr,

@@ -37,7 +37,16 @@ def _gumbel(stream, ids):
     return -tl.log(exponential)
 
 
-@triton.jit(do_not_specialize=["size", "tiles"])
+@triton.jit(
+    do_not_specialize=["size", "tiles"],
+    do_not_specialize_on_alignment=[
+        "rows_ptr",
+        "temperature_ptr",
+        "streams_ptr",
+        "cutoff_value_ptr",
+        "cutoff_id_ptr",
+    ],
+)
 def _draw_kernel(
     logits_ptr,
     rows_ptr,

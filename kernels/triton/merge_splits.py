@@ -14,7 +14,7 @@ from octavo.kernels.attention_args import PagedBatch
 _TILE = 8
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["seq_lens_ptr", "query_start_ptr"])
 def _merge_kernel(
     acc_ptr,
     stats_ptr,

@@ -11,7 +11,10 @@ from octavo.kernels.triton.host import check, check_rows_dense, check_same_devic
 _TILE = 4096
 
 
-@triton.jit(do_not_specialize=["size"])
+@triton.jit(
+    do_not_specialize=["size"],
+    do_not_specialize_on_alignment=["repetition_ptr", "frequency_ptr", "presence_ptr"],
+)
 def _penalize_kernel(
     logits_ptr,
     bits_ptr,
@@ -72,5 +75,5 @@ def penalize(logits: Tensor, counts: TokenCounts, penalties: Penalties) -> None:
         counts.prompt_bits.stride(0),
         counts.outputs.stride(0),
         TILE=_TILE,
-        num_warps=4,
+        num_warps=8,
     )

@@ -39,7 +39,10 @@ def _sequence_of(query_start_ptr, program, num_sequences, TOKENS: tl.constexpr):
     return low
 
 
-@triton.jit(do_not_specialize=["num_sequences"])
+@triton.jit(
+    do_not_specialize=["num_sequences", "table_stride"],
+    do_not_specialize_on_alignment=["tables_ptr", "seq_lens_ptr", "query_start_ptr"],
+)
 def _prefill_kernel(
     q_ptr,
     key_ptr,
@@ -148,7 +151,7 @@ class _Tiles:
     num_stages: int
 
 
-def _tiles(q: Tensor, cache: Tensor, head_pad: int, rows_needed: int) -> _Tiles:
+def _tiles(q: Tensor, head_pad: int, rows_needed: int) -> _Tiles:
     """Tile sizes: as large as registers and shared memory allow, small where rows would be empty.
 
     Shared memory tells the families apart: 227 KiB with wgmma (sm_90, sm_100), 99 to 163 KiB with
@@ -166,8 +169,7 @@ def _tiles(q: Tensor, cache: Tensor, head_pad: int, rows_needed: int) -> _Tiles:
             return _Tiles(rows=64, tile=32, num_warps=8, num_stages=stages)
         if rows_needed <= 64:
             return _Tiles(rows=64, tile=32, num_warps=4, num_stages=stages)
-        tile = 64 if stages > 1 and cache.dtype == q.dtype else 32
-        return _Tiles(rows=128, tile=tile, num_warps=8, num_stages=stages)
+        return _Tiles(rows=128, tile=32, num_warps=8, num_stages=stages)
     tile = 32 if wide_head else 64
     if rows_needed <= 64:
         return _Tiles(rows=64, tile=tile, num_warps=4, num_stages=2)
@@ -192,7 +194,7 @@ def prefill_attention(
     _, kv_heads, block_size, _ = cache.key.shape
     group = heads // kv_heads
     head_pad = max(MIN_DOT, triton.next_power_of_2(head_dim))
-    tiles = _tiles(q, cache.key, head_pad, batch.max_query_len * group)
+    tiles = _tiles(q, head_pad, batch.max_query_len * group)
     rows = max(tiles.rows, triton.next_power_of_2(group))
     _prefill_kernel[(num_tokens // (rows // group) + sequences, kv_heads)](
         q,

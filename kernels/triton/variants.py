@@ -4,6 +4,7 @@ The tensors have shapes and dtypes but no memory, so a call launches nothing and
 shows at the same time that no wrapper reads a value back from the device.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -54,8 +55,12 @@ def _meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Attention:
-    """Arguments of attention; `query_len` 1 is a decode step."""
+class Attention:
+    """A call of attention; `query_len` 1 is a decode step.
+
+    `table_width` is that of the block tables, enough for `seq_len` unless given. With `offset` the
+    index tensors begin so many entries behind an aligned address.
+    """
 
     query_len: int
     head_dim: int
@@ -66,20 +71,22 @@ class _Attention:
     window: int | None = None
     soft_cap: float | None = None
     seq_len: int = 4096
+    sequences: int = 64
+    table_width: int | None = None
+    offset: int = 0
 
     def __call__(self) -> Tensor:
-        sequences = 64
+        sequences = self.sequences
         shape = (_BLOCKS, self.kv_heads, _BLOCK_SIZE, self.head_dim)
         dtype = self.cache_dtype or self.dtype
         scale = None
         if self.cache_dtype is not None:
             scale = _meta(self.kv_heads, dtype=torch.float32)
         cache = PagedCache(_meta(*shape, dtype=dtype), _meta(*shape, dtype=dtype), scale, scale)
-        integer = partial(_meta, dtype=torch.int32)
         batch = _Batch(
-            integer(sequences, self.seq_len // _BLOCK_SIZE),
-            integer(sequences),
-            integer(sequences + 1),
+            self._integers(sequences, self.table_width or self.seq_len // _BLOCK_SIZE),
+            self._integers(sequences),
+            self._integers(sequences + 1),
             self.query_len,
             self.seq_len,
         )
@@ -87,6 +94,10 @@ class _Attention:
             sequences * self.query_len, self.kv_heads * self.group, self.head_dim, dtype=self.dtype
         )
         return scaled_paged_attention(q, cache, batch, 0.1, self.window, self.soft_cap)
+
+    def _integers(self, *shape: int) -> Tensor:
+        flat = _meta(self.offset + math.prod(shape), dtype=torch.int32)
+        return flat[self.offset :].view(shape)
 
 
 _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -97,22 +108,22 @@ def _attention_variants() -> list[Variant]:
     for query_len, kind in ((1, "decode"), (16, "chunk"), (1024, "prefill")):
         for size in (64, 80, 96, 128, 256):
             for dtype, name in _NAMES.items():
-                call = _Attention(query_len, size, dtype=dtype)
+                call = Attention(query_len, size, dtype=dtype)
                 spill = dtype == torch.float32
                 variants.append(Variant(f"{kind} {size} {name}", call, may_spill=spill))
         more = {
-            "128 bf16 mha": _Attention(query_len, 128, group=1),
-            "128 bf16 group 7": _Attention(query_len, 128, group=7, kv_heads=4),
-            "128 bf16 group 8": _Attention(query_len, 128, group=8),
-            "128 bf16 window": _Attention(query_len, 128, window=1024),
-            "128 bf16 soft cap": _Attention(query_len, 128, soft_cap=50.0),
-            "256 bf16 window, soft cap": _Attention(query_len, 256, window=1024, soft_cap=50.0),
+            "128 bf16 mha": Attention(query_len, 128, group=1),
+            "128 bf16 group 7": Attention(query_len, 128, group=7, kv_heads=4),
+            "128 bf16 group 8": Attention(query_len, 128, group=8),
+            "128 bf16 window": Attention(query_len, 128, window=1024),
+            "128 bf16 soft cap": Attention(query_len, 128, soft_cap=50.0),
+            "256 bf16 window, soft cap": Attention(query_len, 256, window=1024, soft_cap=50.0),
         }
         variants += [Variant(f"{kind} {name}", call) for name, call in more.items()]
         for size in (64, 128, 256):
-            call = _Attention(query_len, size, cache_dtype=torch.float8_e4m3fn)
+            call = Attention(query_len, size, cache_dtype=torch.float8_e4m3fn)
             variants.append(Variant(f"{kind} {size} bf16 e4m3", call, needs_fp8=True))
-    variants.append(Variant("decode 128 bf16 one pass", _Attention(1, 128, seq_len=512)))
+    variants.append(Variant("decode 128 bf16 one pass", Attention(1, 128, seq_len=512)))
     return variants
 
 
@@ -160,7 +171,7 @@ def _row_ops(dtype: torch.dtype) -> None:
 
 
 def _skinny(dtype: torch.dtype) -> None:
-    for columns, depth in ((4096, 4096), (1024, 3000)):
+    for columns, depth in ((4096, 4096), (1024, 3200)):
         packed = PlainWeight(_meta(columns, depth, dtype=dtype), None)
         skinny_linear(_meta(1, depth, dtype=dtype), packed)
 
