@@ -73,18 +73,23 @@ async def test_the_prefix_cache_is_reset_when_nothing_runs(serve_app: ServeApp) 
         await served.idle()
         reset = await served.client.post("/reset_prefix_cache", headers=ADMIN)
         miss = (await ask(served)).json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+        # The engine stands in the middle of the request until the reset has been asked for.
+        served.executor.pause_after = served.executor.num_steps + 2
         served.executor.step_seconds = 0.01
         running = asyncio.create_task(ask(served, max_tokens=100))
-        while (await served.client.get("/debug/blocks", headers=ADMIN)).json()[
-            "num_used_blocks"
-        ] == 0:
-            await asyncio.sleep(0.005)
-        refused = await served.client.post("/reset_prefix_cache", headers=ADMIN)
+        async with asyncio.timeout(10):
+            while (await served.client.get("/debug/blocks", headers=ADMIN)).json()[
+                "num_used_blocks"
+            ] == 0:
+                await asyncio.sleep(0.005)
+        refused = asyncio.create_task(served.client.post("/reset_prefix_cache", headers=ADMIN))
+        await asyncio.sleep(0.05)
+        served.executor.gate.set()
         await running
 
     assert hit > 0 and miss == 0
     assert (reset.status_code, reset.json()) == (200, {"reset": True})
-    assert refused.json() == {"reset": False}
+    assert (await refused).json() == {"reset": False}
 
 
 async def test_a_dying_engine_answers_the_reset(serve_app: ServeApp) -> None:
