@@ -58,9 +58,10 @@ def describe_params(params: SamplingParams) -> str:
 
 
 def thread_stack(name: str) -> str:
-    """Return where the thread called `name` stands; empty when there is none."""
+    """Return where threads called `name` stand; empty when there is none."""
     frames = sys._current_frames()
-    for thread in threading.enumerate():
-        if thread.name == name and thread.ident in frames:
-            return "".join(traceback.format_stack(frames[thread.ident]))
-    return ""
+    return "\n".join(
+        "".join(traceback.format_stack(frames[thread.ident]))
+        for thread in threading.enumerate()
+        if thread.name == name and thread.ident in frames
+    )

@@ -93,7 +93,7 @@ def _guarded(
     """Keep a fault of the metrics away from the requests; each method's first one is logged."""
 
     @functools.wraps(method)
-    def guarded(self: "ServerMetrics", *args: P.args, **kwargs: P.kwargs) -> None:
+    def guarded(self: "ServerMetrics", /, *args: P.args, **kwargs: P.kwargs) -> None:
         try:
             method(self, *args, **kwargs)
         except Exception:
@@ -145,9 +145,21 @@ class _EngineCollector(Collector):
         by_mode = CounterMetricFamily(
             "octavo:num_preemptions_by_mode", "Preemptions by mode.", labels=(*_LABELS, "mode")
         )
-        by_mode.add_metric((*self._labels, "recompute"), stats.num_preemptions)
-        by_mode.add_metric((*self._labels, "swap"), 0)
+        by_swap = stats.num_preemptions_by_swap
+        by_mode.add_metric((*self._labels, "recompute"), stats.num_preemptions - by_swap)
+        by_mode.add_metric((*self._labels, "swap"), by_swap)
         yield by_mode
+        yield self._gauge(
+            "swap_space_usage_perc",
+            "Share of the swap space in use, 0 to 1.",
+            stats.num_used_swap_blocks / max(stats.num_swap_blocks, 1),
+        )
+        swapped = CounterMetricFamily(
+            "octavo:swapped_blocks", "Blocks copied by direction.", labels=(*_LABELS, "direction")
+        )
+        swapped.add_metric((*self._labels, "out"), stats.num_swapped_out_blocks)
+        swapped.add_metric((*self._labels, "in"), stats.num_swapped_in_blocks)
+        yield swapped
         info = GaugeMetricFamily(
             "octavo:cache_config_info",
             "Settings of the KV cache, as labels.",

@@ -7,8 +7,9 @@ from octavo_fixtures import byte_ids, token_id
 from prometheus_client.parser import text_string_to_metric_families
 from served_app import ServeApp, ServedApp
 
+from octavo.engine.core.request_output import EngineStats
 from octavo.server.lifecycle import Phase
-from octavo.server.metrics import REJECTIONS
+from octavo.server.metrics import REJECTIONS, ServerMetrics
 
 HELLO = [*byte_ids("hello"), token_id("<|eos|>")]
 
@@ -24,6 +25,8 @@ EXPECTED = {
     "octavo:prefix_cache_hits",
     "octavo:num_preemptions",
     "octavo:num_preemptions_by_mode",
+    "octavo:swap_space_usage_perc",
+    "octavo:swapped_blocks",
     "octavo:request_success",
     "octavo:requests_rejected",
     "octavo:requests_timed_out",
@@ -112,6 +115,31 @@ async def test_alerts_see_every_label_from_the_start(serve_app: ServeApp) -> Non
         for each in values:
             assert value(samples, f"octavo:{name}_total", **{label: each}) == 0
     assert value(samples, "octavo:corrupted_requests_total") == 0
+
+
+def test_preemptions_are_split_by_mode() -> None:
+    stats = EngineStats(
+        num_preemptions=7,
+        num_preemptions_by_swap=3,
+        num_swap_blocks=8,
+        num_used_swap_blocks=2,
+        num_swapped_out_blocks=5,
+        num_swapped_in_blocks=4,
+    )
+    metrics = ServerMetrics()
+    metrics.attach_engine("m", {}, lambda: stats)
+    samples = {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(metrics.render().decode())
+        for sample in family.samples
+    }
+
+    assert value(samples, "octavo:num_preemptions_total") == 7
+    assert value(samples, "octavo:num_preemptions_by_mode_total", mode="recompute") == 4
+    assert value(samples, "octavo:num_preemptions_by_mode_total", mode="swap") == 3
+    assert value(samples, "octavo:swap_space_usage_perc") == 0.25
+    assert value(samples, "octavo:swapped_blocks_total", direction="out") == 5
+    assert value(samples, "octavo:swapped_blocks_total", direction="in") == 4
 
 
 async def test_an_alias_shows_the_same_under_another_prefix(serve_app: ServeApp) -> None:
