@@ -1,6 +1,7 @@
 """Command line of the load test: `octavo bench serve`."""
 
 import asyncio
+import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -28,6 +29,7 @@ from octavo.loadtest.client import (
     text_token_ids,
 )
 from octavo.loadtest.options import BenchOptions, bench_options
+from octavo.loadtest.overhead import measure, null_server
 from octavo.loadtest.report import Report, ReportOptions, RunSettings
 from octavo.loadtest.speculation import SpeculationCounts
 from octavo.loadtest.workload import (
@@ -73,6 +75,33 @@ def serve(**options: Unpack[BenchOptions]) -> None:
         click.echo(f"result written to {path}", err=True)
     if not report.completed:
         sys.exit(1)
+
+
+@bench.command()
+@click.option("--endpoint", default="/v1/chat/completions", show_default=True, help="Route.")
+@click.option("--streams", default=32, show_default=True, help="Streams side by side.")
+@click.option("--output-len", default=500, show_default=True, help="Tokens of each stream.")
+@click.option("--rounds", default=5, show_default=True, help="Repetitions; each gives a line.")
+@click.argument("serve_args", nargs=-1, metavar="[MODEL] [-- SERVE FLAGS]")
+def overhead(
+    endpoint: str, streams: int, output_len: int, rounds: int, serve_args: tuple[str, ...]
+) -> None:
+    """Measure all that is not the model: HTTP, templates, text and JSON per streamed token.
+
+    Starts a server of its own without a model (tokenizer and template are those of MODEL) and
+    gives it one processor core; needs Linux.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[-1]})
+    try:
+        with null_server(serve_args, cores[0]) as (port, pid):
+            # The first round is warm-up.
+            for number in range(rounds + 1):
+                result = measure(port, pid, endpoint, streams, output_len)
+                if number:
+                    click.echo(result.render())
+    except ServerError as error:
+        raise click.ClickException(str(error)) from error
 
 
 async def _measure(options: BenchOptions) -> Report:

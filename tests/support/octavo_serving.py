@@ -284,7 +284,7 @@ def served_on_socket(settings: TableSettings) -> Iterator[str]:
 
 def _wait_until_ready(base_url: str) -> None:
     with httpx.Client() as client:
-        for _ in range(500):
+        for _ in range(6000):
             with contextlib.suppress(httpx.TransportError):
                 if client.get(f"{base_url}/health").status_code == 200:
                     return

@@ -1,0 +1,148 @@
+"""What everything around the model costs: HTTP, templates, text and JSON, per streamed token.
+
+A server without a model (`octavo serve --load-format null`) gets one processor core, and this
+client another. Many streams then run as fast as that core lets them.
+"""
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import numpy as np
+import orjson
+
+from octavo.loadtest.client import ServerError
+
+_START_S = 300
+_CHUNK = 1 << 16
+_PROMPT = "Tell me a story about a lighthouse."
+
+
+@dataclass(slots=True)
+class Overhead:
+    """One round; times in seconds. `server_cpu` counts all threads of the server."""
+
+    num_tokens: int
+    duration: float = 0.0
+    server_cpu: float = 0.0
+    ttfts: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)  # between two reads of a stream with events
+
+    def render(self) -> str:
+        """One line of figures."""
+        median, p99 = np.percentile(self.gaps, (50, 99)) * 1000
+        return (
+            f"{self.num_tokens / self.duration:,.0f} tokens/s, "
+            f"{self.num_tokens / self.server_cpu:,.0f} per second of the server's processor time "
+            f"({self.server_cpu / self.num_tokens * 1e6:.0f} us/token); gap between events "
+            f"{median:.2f} ms median, {p99:.2f} ms P99; first token "
+            f"{np.median(self.ttfts) * 1000:.1f} ms median"
+        )
+
+
+@contextmanager
+def null_server(serve_args: Sequence[str], core: int) -> Iterator[tuple[int, int]]:
+    """Start `octavo serve --load-format null` on one core; gives its port and process id.
+
+    Raises:
+        ServerError: it ended or did not become ready in time.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    octavo = str(Path(sys.executable).with_name("octavo"))
+    process = subprocess.Popen(
+        [octavo, "serve", "--load-format", "null", "--port", str(port), *serve_args],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        os.sched_setaffinity(process.pid, {core})
+        _wait_until_ready(port, process)
+        yield port, process.pid
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+
+
+def _wait_until_ready(port: int, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + _START_S
+    while time.monotonic() < deadline:
+        try:
+            if httpx.get(f"http://127.0.0.1:{port}/health").status_code == httpx.codes.OK:
+                return
+        except httpx.TransportError:
+            if process.poll() is not None:
+                break
+        time.sleep(0.2)
+    raise ServerError("the server without a model did not start; try it by hand")
+
+
+def request_bytes(path: str, num_tokens: int) -> bytes:
+    """The whole HTTP request of one stream."""
+    body: dict[str, object] = {"max_tokens": num_tokens, "stream": True, "ignore_eos": True}
+    if path.endswith("/chat/completions"):
+        body["messages"] = [{"role": "user", "content": _PROMPT}]
+    else:
+        body["prompt"] = _PROMPT
+    content = orjson.dumps(body | {"stream_options": {"include_usage": True}})
+    return (
+        b"POST %b HTTP/1.1\r\nHost: octavo\r\nConnection: close\r\n"
+        b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        % (path.encode(), len(content))
+    ) + content
+
+
+def measure(port: int, pid: int, path: str, num_streams: int, num_tokens: int) -> Overhead:
+    """Run one round of streams side by side.
+
+    The client reads with bare system calls: an HTTP library would take more time per event than
+    the server does, and would be what is measured.
+
+    Raises:
+        ServerError: a stream gave no event.
+    """
+    result = Overhead(num_streams * num_tokens)
+    request = request_bytes(path, num_tokens)
+    streams: dict[int, socket.socket] = {}
+    poll = select.epoll()
+    cpu, begin = _cpu_seconds(pid), time.perf_counter()
+    for _ in range(num_streams):
+        stream = socket.create_connection(("127.0.0.1", port))
+        stream.sendall(request)
+        streams[stream.fileno()] = stream
+        poll.register(stream, select.EPOLLIN)
+    last: dict[int, float] = {}
+    while streams:
+        for descriptor, _ in poll.poll():
+            data = streams[descriptor].recv(_CHUNK)
+            now = time.perf_counter()
+            if not data:
+                poll.unregister(descriptor)
+                streams.pop(descriptor).close()
+            elif b"data: " in data:
+                if descriptor not in last:
+                    result.ttfts.append(now - begin)
+                elif len(streams) == len(last) == num_streams:
+                    result.gaps.append(now - last[descriptor])
+                last[descriptor] = now
+    result.duration = time.perf_counter() - begin
+    result.server_cpu = _cpu_seconds(pid) - cpu
+    poll.close()
+    if len(last) < num_streams or not result.gaps:
+        raise ServerError("a stream of the server without a model gave no events")
+    return result
+
+
+def _cpu_seconds(pid: int) -> float:
+    # User and system time, the 14th and 15th field; the second one may hold spaces.
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,28 @@
+"""The executor without a model."""
+
+from pathlib import Path
+
+from octavo.config.engine import EngineConfig
+from octavo.config.load import LoadConfig
+from octavo.engine.core.scheduler_output import Fork, ScheduledSequence, SchedulerOutput
+from octavo.engine.executor.null import NullExecutor
+from octavo.engine.loader import resolve_checkpoint
+from octavo.engine.loader.checkpoint import Checkpoint
+
+
+def test_tokens_never_end_a_text_and_every_choice_gets_one(random_llama_dir: Path) -> None:
+    config = EngineConfig(load=LoadConfig(model=str(random_llama_dir), load_format="null"))
+    checkpoint = resolve_checkpoint(config.load)
+    assert isinstance(checkpoint, Checkpoint)
+    assert checkpoint.weights is None
+    facts = checkpoint.model_config
+    executor = NullExecutor(config, facts)
+    item = ScheduledSequence(1, 1, 0, (), True, (Fork(2, 1),))
+    unfinished = ScheduledSequence(3, 1, 0, (), False)
+    drawn = set()
+    for step in range(facts.vocab_size):
+        output = executor.execute_model(SchedulerOutput(step, (), (item, unfinished), (), ()))
+        assert output.sampled.keys() == {1, 2}
+        drawn |= {token_id for (token_id,) in output.sampled.values()}
+    assert drawn == set(range(facts.vocab_size)) - set(facts.eos_token_ids)
+    assert executor.num_blocks * config.cache.block_size >= executor.max_model_len
