@@ -13,3 +13,14 @@ class DeviceConfig(ConfigModel):
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto", description="Device; auto takes a GPU where there is one."
     )
+    cpu_threads: str = Field(
+        default="auto",
+        pattern=r"^(auto|[1-9][0-9]{0,2})$",
+        coerce_numbers_to_str=True,
+        description="Threads of a step on CPU; auto uses every core while that is faster than one.",
+    )
+
+    @property
+    def num_cpu_threads(self) -> int | None:
+        """Threads of a step on CPU; None leaves the choice to the kernels."""
+        return None if self.cpu_threads == "auto" else int(self.cpu_threads)

@@ -173,6 +173,20 @@ def new_step_program(dtype: torch.dtype, device: torch.device) -> StepProgram:
     raise NoLoweringError(f"the kernels for {dtype} on {device} have no programs")
 
 
+def set_cpu_threads(dtype: torch.dtype, num_threads: int | None) -> None:
+    """Threads for models of `dtype` on CPU; None: as many as help at the time.
+
+    The kernels have threads of their own, beside which torch's would only compete for the cores;
+    where plain torch does the work the number is torch's.
+    """
+    if cpu.usable(dtype):
+        torch.set_num_threads(1)
+        if num_threads is not None:
+            cpu.shared_pool().resize(num_threads)
+    elif num_threads is not None:
+        torch.set_num_threads(num_threads)
+
+
 # Sampling: one implementation for all devices. R rows of logits, V ids, N draws.
 
 

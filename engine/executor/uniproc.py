@@ -29,6 +29,7 @@ from octavo.engine.worker.memory import (
 )
 from octavo.engine.worker.model_runner import LanguageModel, ModelRunner, RunnerLimits
 from octavo.engine.worker.warm_up import measure_costs, warm_up
+from octavo.kernels import ops
 
 # As many as there are ways of sampling in the warm-up.
 _WARM_UP_SEQS = 3
@@ -37,10 +38,7 @@ _logger = logging.getLogger(__name__)
 
 
 class UniprocExecutor:
-    """Loads the model, sizes the cache and runs steps.
-
-    On CPU torch uses as many threads as OMP_NUM_THREADS says, by default one per physical core.
-    """
+    """Loads the model, sizes the cache and runs steps."""
 
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint) -> None:
         """Ready to serve once made: a first prefill and decode have run.
@@ -51,6 +49,8 @@ class UniprocExecutor:
         check_context(config.load.max_model_len, facts.max_model_len)
         device = resolve_device(config.device.device)
         dtype = resolve_dtype(config.load.dtype, facts)
+        if device.type == "cpu":
+            ops.set_cpu_threads(dtype, config.device.num_cpu_threads)
         steps = resolve_step_limits(config.scheduler, device)
         start = _Start(
             model=load_model(checkpoint, dtype, device),

@@ -16,6 +16,7 @@ from octavo.kernels.cpu.attention import paged_attention
 from octavo.kernels.cpu.kv_cache import write_kv_cache
 from octavo.kernels.cpu.linear import linear, pack_linear
 from octavo.kernels.cpu.norm import add_rms_norm, rms_norm
+from octavo.kernels.cpu.pool import shared_pool
 from octavo.kernels.cpu.program import Program
 from octavo.kernels.cpu.rotary import rotary_embedding
 from octavo.kernels.cpu.selftest import usable
@@ -32,6 +33,7 @@ __all__ = [
     "paged_attention",
     "rms_norm",
     "rotary_embedding",
+    "shared_pool",
     "silu_and_mul",
     "usable",
     "write_kv_cache",

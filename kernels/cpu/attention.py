@@ -1,9 +1,11 @@
 # ruff: noqa: ANN401  # Numba has no types
 """Causal attention straight from the block table, with an online softmax in float32.
 
-A chunk of work is (sequence, tile of query tokens, KV head); the query heads that share a KV
-head are rows of the same products. Keys are taken in spans of up to 128: their scores, then the
-softmax so far rescaled, then the values. Keys and values are widened in registers.
+An item of work is (sequence, tile of query tokens, KV head), a chunk several of them; the query
+heads that share a KV head are rows of the same products. Keys are taken in spans of up to 128:
+their scores, then the softmax so far rescaled, then the values. Keys and values are widened in
+registers. Reading them from memory takes longer than computing: while scores are computed the
+values of the span are fetched, and with the values the keys of the span, or of the item, after.
 """
 
 from collections.abc import Callable
@@ -49,6 +51,8 @@ from octavo.kernels.cpu.tile import (
 
 _SPAN = 128
 _TILE_ROWS = 30
+# Chunks of work, about; enough for threads to end together.
+_CHUNKS = 12
 # A row of scores; where a span begins within a block, scores step back before its first column.
 _SCORE_BYTES = 4 * (_SPAN + 2 * DOT_KEYS)
 # In place of minus infinity, whose difference to itself is not a number.
@@ -78,12 +82,14 @@ _ZERO = np.float32(0)
     _PER_TILE,
     _TABLE_COLUMNS,
     _WIDE_OUT,
-) = range(21)
+    _PER_CHUNK,
+) = range(22)
 
-# What is fixed for a chunk of work: its KV head, its sequence's block table, the row in q of its
+# What is fixed for an item of work: its KV head, its sequence's block table, the row in q of its
 # first token, that token's position, the number of tokens and of query rows; then the addresses
 # of float32 queries [rows, D], sums [rows, D padded], scores, and (largest, total) of each row.
 (_HEAD, _TABLE, _TOKEN, _POSITION, _TOKENS, _ROWS, _WIDE_Q, _SUMS, _SCORES, _STATE) = range(10)
+_FRAME_WORDS = 10
 
 
 def paged_attention(
@@ -105,10 +111,12 @@ def paged_attention(
     starts = _int32(batch.query_start_loc)
     sequences = lengths.shape[0]
     per_tile = min(tokens_per_tile(q_heads // kv_heads), max(1, batch.max_query_len))
+    items = (tokens // per_tile + sequences) * kv_heads
+    per_chunk = items_per_chunk(items)
     out = q.new_empty(q.shape)
     wrong = shared_pool().run(
         ATTENTION[q.dtype],
-        (tokens // per_tile + sequences) * kv_heads,
+        -(-items // per_chunk),
         q.data_ptr(),
         q.stride(0) * q.itemsize,
         key_cache.data_ptr(),
@@ -129,6 +137,8 @@ def paged_attention(
         float_bits(soft_cap or 0.0),
         per_tile,
         tables.shape[1],
+        0,
+        per_chunk,
     )
     if wrong:
         raise IndexError("paged_attention: a block table names a block outside the cache")
@@ -138,6 +148,11 @@ def paged_attention(
 def tokens_per_tile(group: int) -> int:
     """Query tokens in a chunk of work, at most, for `group` query heads of a KV head."""
     return max(1, _TILE_ROWS // group)
+
+
+def items_per_chunk(items: int) -> int:
+    """Items of work that one thread takes at once, in a row for the sake of fetching ahead."""
+    return max(1, items // _CHUNKS)
 
 
 def fits_cache(dtype: torch.dtype, key_cache: Tensor) -> bool:
@@ -294,7 +309,6 @@ def _score_span(code: int, a: int, f: int, here: int, count: int) -> bool:
         _fetch(load_i64(a, _VALUES) + cache_row * key_bytes, take * key_bytes)
         if column + take < count:
             next_row = _cache_row(a, f, here + column + take)
-            _fetch(load_i64(a, _KEYS) + next_row * key_bytes, take * key_bytes)
         for start in range(0, take, DOT_KEYS):
             # At the end of a block step back rather than read past it.
             key = min(start, in_block - DOT_KEYS)
@@ -333,8 +347,29 @@ def _weigh_span(a: int, f: int, here: int, count: int) -> None:
 
 
 @inlined
-def _add_values(code: int, rows_kind: int, a: int, f: int, here: int, count: int) -> None:
-    """Add the weighted values of the span to the sums."""
+def _fetch_keys(code: int, a: int, f: int, key: int) -> None:
+    """Have the keys from `key` to the end of its block brought near, if the item reads them."""
+    if f == 0 or key >= load_i64(f, _POSITION) + load_i64(f, _TOKENS):
+        return
+    key_bytes = load_i64(a, _SIZE) * (4 if code == F32 else 2)
+    count = load_i64(a, _BLOCK_SIZE) - key % load_i64(a, _BLOCK_SIZE)
+    _fetch(load_i64(a, _KEYS) + _cache_row(a, f, key) * key_bytes, count * key_bytes)
+
+
+@inlined
+def _add_values(
+    code: int,
+    rows_kind: int,
+    a: int,
+    f: int,
+    span: tuple[int, int],
+    following: tuple[int, int],
+) -> None:
+    """Add the weighted values of a span (first key, count) to the sums.
+
+    `following` is the frame of the item with the next span, or 0, and the first key of that.
+    """
+    here, count = span
     size, block_size = load_i64(a, _SIZE), load_i64(a, _BLOCK_SIZE)
     rows, padded = load_i64(f, _ROWS), _padded(load_i64(a, _SIZE))
     item = 4 if code == F32 else 2
@@ -342,6 +377,7 @@ def _add_values(code: int, rows_kind: int, a: int, f: int, here: int, count: int
     while column < count:
         values = load_i64(a, _VALUES) + _cache_row(a, f, here + column) * size * item
         take = min(block_size - (here + column) % block_size, count - column)
+        _fetch_keys(code, a, following[0], following[1] + column)
         for row in range(0, rows, MAX_ROWS):
             for part in range(0, size, PANEL):
                 gemm_tile(
@@ -377,35 +413,69 @@ def _store_rows(code: int, a: int, f: int) -> None:
         store_row(code, wide, sums, target, size)
 
 
+@inlined
+def _item_bytes(a: int) -> int:
+    """Memory that the largest item needs."""
+    rows = load_i64(a, _PER_TILE) * (load_i64(a, _Q_HEADS) // load_i64(a, _KV_HEADS))
+    size = load_i64(a, _SIZE)
+    count: int = rows * (size * 4 + _padded(size) * 4 + 8 + _SCORE_BYTES)
+    return count
+
+
+@inlined
+def _lay_out(a: int, f: int, memory: int) -> None:
+    """Fill the second part of the frame: where an item's numbers lie."""
+    rows, size = load_i64(f, _ROWS), load_i64(a, _SIZE)
+    store_i64(f, _WIDE_Q, memory)
+    store_i64(f, _SUMS, memory + rows * size * 4)
+    store_i64(f, _STATE, load_i64(f, _SUMS) + rows * _padded(size) * 4)
+    store_i64(f, _SCORES, load_i64(f, _STATE) + rows * 8 + DOT_KEYS * 4)
+
+
+@inlined
+def _first_key(a: int, f: int) -> int:
+    """Where the first span of an item begins.
+
+    Spans begin at multiples of their length, so a query's sums never depend on the step.
+    """
+    window = load_i64(a, _WINDOW)
+    if window == 0:
+        return 0
+    first: int = max(0, load_i64(f, _POSITION) - window + 1) // _SPAN * _SPAN
+    return first
+
+
 def _attention_kernel(kind: int) -> Callable[[Any, Any], None]:
     """The kernel for tensors of element type `kind`."""
     rows_kind = BF16_ROWS if kind == BF16 else kind
 
     def attention(a: Any, chunk: Any) -> None:
-        frame = np.empty(10, np.int64)
-        f = frame.ctypes.data
-        if not _locate(a, f, chunk):
-            return
-        rows, size = load_i64(f, _ROWS), load_i64(a, _SIZE)
-        sums_bytes = rows * _padded(size) * 4
-        memory = np.empty(rows * (size * 4 + 8 + _SCORE_BYTES) + sums_bytes, np.uint8)
-        store_i64(f, _WIDE_Q, memory.ctypes.data)
-        store_i64(f, _SUMS, memory.ctypes.data + rows * size * 4)
-        store_i64(f, _STATE, load_i64(f, _SUMS) + sums_bytes)
-        store_i64(f, _SCORES, load_i64(f, _STATE) + rows * 8 + DOT_KEYS * 4)
-        _load_queries(kind, a, f)
-        window, position = load_i64(a, _WINDOW), load_i64(f, _POSITION)
-        # Spans begin at multiples of their length, so a query's sums never depend on the step.
-        here = max(0, position - window + 1) // _SPAN * _SPAN if window > 0 else 0
-        end = position + load_i64(f, _TOKENS)
-        while here < end:
-            count = min(_SPAN, end - here)
-            if not _score_span(kind, a, f, here, count):
-                return
-            _weigh_span(a, f, here, count)
-            _add_values(kind, rows_kind, a, f, here, count)
-            here += count
-        _store_rows(kind, a, f)
+        frame = np.empty(2 * _FRAME_WORDS, np.int64)
+        f, following = frame.ctypes.data, frame.ctypes.data + 8 * _FRAME_WORDS
+        memory = np.empty(_item_bytes(a), np.uint8)
+        item = chunk * load_i64(a, _PER_CHUNK)
+        end_item = item + load_i64(a, _PER_CHUNK)
+        found = _locate(a, f, item)
+        while found:
+            _lay_out(a, f, memory.ctypes.data)
+            _load_queries(kind, a, f)
+            item += 1
+            found = item < end_item and _locate(a, following, item)
+            here, end = _first_key(a, f), load_i64(f, _POSITION) + load_i64(f, _TOKENS)
+            while here < end:
+                count = min(_SPAN, end - here)
+                if not _score_span(kind, a, f, here, count):
+                    return
+                _weigh_span(a, f, here, count)
+                ahead, key = 0, 0
+                if here + count < end:
+                    ahead, key = f, here + count
+                elif found:
+                    ahead, key = following, _first_key(a, following)
+                _add_values(kind, rows_kind, a, f, (here, count), (ahead, key))
+                here += count
+            _store_rows(kind, a, f)
+            f, following = following, f
 
     return attention
 

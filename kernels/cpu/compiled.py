@@ -1,9 +1,12 @@
 # ruff: noqa: ANN401  # Numba has no types
 """How the kernels are compiled: lazily, without the GIL, and kept on disk between starts."""
 
+import contextlib
 import hashlib
 import platform
+import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from functools import cache, cached_property
 from pathlib import Path
@@ -14,6 +17,8 @@ from numba.core import config as numba_config
 
 # Sums may be reordered into vectors; infinities and NaN keep their meaning.
 _FLAGS = {"reassoc", "contract", "nsz"}
+
+_STALE_AFTER_S = 86400
 
 
 @cache
@@ -32,10 +37,21 @@ def cache_directory() -> str:
         try:
             (base / name).mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=base / name):
+                (base / name).touch()
+                _remove_stale(base)
                 return str(base / name)
         except OSError:
             continue
     return tempfile.mkdtemp(prefix="octavo-kernels-")
+
+
+def _remove_stale(base: Path) -> None:
+    """Remove folders of kernels that no start has used for a while."""
+    oldest = time.time() - _STALE_AFTER_S
+    for folder in base.glob("kernels-*"):
+        with contextlib.suppress(OSError):  # another start may be removing it too
+            if folder.stat().st_mtime < oldest:
+                shutil.rmtree(folder)
 
 
 def compiled(function: Callable[..., Any]) -> Any:

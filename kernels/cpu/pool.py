@@ -94,7 +94,7 @@ def _help(state: int) -> None:
     atomic_add(state + _SLEEPING, 1)
 
 
-_ALONE, _PENALTY, _WON, _JOBS = range(4)
+_ALONE, _PENALTY, _WON, _JOBS, _FIXED = range(5)
 
 
 @inlined
@@ -162,7 +162,8 @@ def _run_taken(state: int, first: int, function: int, chunks: int, arguments: in
         spin_pause()
         if read_clock() - finished > _YIELD_AFTER:
             yield_processor()
-    learn(state + _BALANCE, own, chunks, finished - begin, read_clock() - finished)
+    if load_i64(state + _BALANCE, _FIXED) == 0:
+        learn(state + _BALANCE, own, chunks, finished - begin, read_clock() - finished)
     reported: int = load_i64(arguments, _REPORT)
     return reported
 
@@ -233,6 +234,22 @@ class Pool:
         self._memory = np.zeros(_SIZE + 64, np.uint8)
         self._state = (self._memory.ctypes.data + 63) // 64 * 64
         _store(self._state + _BALANCE + 8 * _PENALTY, _FEWEST_ALONE)
+        self._wake: list[threading.Event] = []
+        self._threads: list[threading.Thread] = []
+        self._start(num_threads)
+
+    def resize(self, num_threads: int) -> None:
+        """Use so many threads from now on, also where other programs make that slower.
+
+        No job may be running.
+        """
+        self.close()
+        _store(self._state + _STOP, 0)
+        _store(self._state + _BALANCE + 8 * _ALONE, 0)
+        _store(self._state + _BALANCE + 8 * _FIXED, 1)
+        self._start(num_threads)
+
+    def _start(self, num_threads: int) -> None:
         self._wake = [threading.Event() for _ in range(num_threads - 1)]
         self._threads = [
             threading.Thread(target=self._serve, args=(event,), name="octavo-kernel", daemon=True)
@@ -282,6 +299,7 @@ class Pool:
             event.wait()
             event.clear()
             if _load(self._state + _STOP):
+                _add(self._state + _SLEEPING, -1)
                 return
             _help(self._state)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from octavo.kernels.cpu import pool
 from octavo.kernels.cpu.activation import GELU, GELU_TANH, SILU
-from octavo.kernels.cpu.attention import ATTENTION, fits_cache, tokens_per_tile
+from octavo.kernels.cpu.attention import ATTENTION, fits_cache, items_per_chunk, tokens_per_tile
 from octavo.kernels.cpu.compiled import Kernel
 from octavo.kernels.cpu.embedding import embedding_kernel
 from octavo.kernels.cpu.gated_linear import GATED_PRODUCTS
@@ -77,7 +77,15 @@ class _Tile:
 
 
 @dataclass(frozen=True, slots=True)
-class _TileChunks:
+class _ItemsPerChunk:
+    """Items of work in a chunk of attention."""
+
+    tile: _Tile
+    kv_heads: int
+
+
+@dataclass(frozen=True, slots=True)
+class _ItemChunks:
     """Chunks of attention."""
 
     tile: _Tile
@@ -119,14 +127,14 @@ class _Memory:
     wide: bool
 
 
-_StepWord = _Fact | _Chunks | _Tile | _TileChunks
+_StepWord = _Fact | _Chunks | _Tile | _ItemsPerChunk | _ItemChunks
 _Word = int | _StepWord | _CacheAddress | Rows
 
 
 @dataclass(frozen=True, slots=True)
 class _Instruction:
     kernel: Kernel
-    chunks: _Chunks | _TileChunks
+    chunks: _Chunks | _ItemChunks
     arguments: tuple[_Word, ...]
     problem: str
 
@@ -223,10 +231,10 @@ class Program:
             *(_Fact.TABLES, _Fact.TABLE_STRIDE, _Fact.LENGTHS, _Fact.STARTS),
             *(_Fact.SEQUENCES, heads.q_heads, heads.kv_heads, _Fact.BLOCK_SIZE, heads.size),
             *(_Fact.BLOCKS, out, float_bits(layer.scale), layer.window or 0, float_bits(0.0)),
-            *(tile, _Fact.TABLE_COLUMNS, 1),
+            *(tile, _Fact.TABLE_COLUMNS, 1, _ItemsPerChunk(tile, heads.kv_heads)),
         )
         problem = "paged_attention: a block table names a block outside the cache"
-        self._add(ATTENTION[self._dtype], _TileChunks(tile, heads.kv_heads), arguments, problem)
+        self._add(ATTENTION[self._dtype], _ItemChunks(tile, heads.kv_heads), arguments, problem)
         return out
 
     def takes(self, cache: Tensor) -> bool:
@@ -301,7 +309,7 @@ class Program:
     def _add(
         self,
         kernel: Kernel,
-        chunks: _Chunks | _TileChunks,
+        chunks: _Chunks | _ItemChunks,
         arguments: tuple[_Word, ...],
         problem: str = "",
     ) -> None:
@@ -409,11 +417,19 @@ def _value(word: _StepWord, facts: dict[_Fact, int], longest: int) -> int:
             return -(-facts[_Fact.TOKENS] // word.tokens) * word.factor
         case _Tile():
             return min(word.most, longest)
-        case _TileChunks():
-            tiles = facts[_Fact.TOKENS] // min(word.tile.most, longest)
-            return (tiles + facts[_Fact.SEQUENCES]) * word.kv_heads
+        case _ItemsPerChunk():
+            return items_per_chunk(_items(word, facts, longest))
+        case _ItemChunks():
+            items = _items(word, facts, longest)
+            return -(-items // items_per_chunk(items))
         case _:
             return facts[word]
+
+
+def _items(word: _ItemsPerChunk | _ItemChunks, facts: dict[_Fact, int], longest: int) -> int:
+    """As many as there are at most; numbers past the last are skipped."""
+    tiles = facts[_Fact.TOKENS] // min(word.tile.most, longest)
+    return (tiles + facts[_Fact.SEQUENCES]) * word.kv_heads
 
 
 def _share_memory(instructions: Sequence[_Instruction]) -> dict[Rows, _Memory]:

@@ -8,7 +8,15 @@ import pytest
 
 from octavo.kernels.cpu.compiled import Kernel
 from octavo.kernels.cpu.intrinsics import atomic_add, load_i64
-from octavo.kernels.cpu.pool import Pool, learn, report
+from octavo.kernels.cpu.pool import (
+    ARGUMENTS,
+    CHUNKS,
+    INSTRUCTION_WORDS,
+    KERNEL,
+    Pool,
+    learn,
+    report,
+)
 
 
 def _count_kernel(a: int, chunk: int) -> None:
@@ -73,6 +81,29 @@ def test_closed_pool_still_does_the_work() -> None:
     counts = np.zeros(6, np.int64)
     pool.run(_count, 6, counts.ctypes.data)
     assert (counts == 1).all()
+
+
+def test_another_number_of_threads() -> None:
+    pool = Pool(1)
+    counts = np.zeros(50, np.int64)
+    for num_threads in (3, 1, 2):
+        pool.resize(num_threads)
+        assert pool.num_threads == num_threads
+        pool.run(_count, 50, counts.ctypes.data)
+    pool.close()
+    assert (counts == 3).all()
+
+
+def test_a_program_stops_where_a_kernel_reports(pool: Pool) -> None:
+    counts = np.zeros(10, np.int64)
+    code = np.zeros((4, INSTRUCTION_WORDS), np.int64)
+    code[:, KERNEL], code[:, CHUNKS] = _count.address, [10, 0, 10, 10]
+    code[:, ARGUMENTS] = counts.ctypes.data
+    assert pool.run_program(code) == -1
+    assert (counts == 3).all()
+    code[2, KERNEL] = _report.address
+    assert pool.run_program(code) == 2
+    assert (counts == 4).all()
 
 
 def _learned(*jobs: tuple[int, int, int, int], times: int = 1) -> list[int]:
