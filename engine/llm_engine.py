@@ -10,7 +10,6 @@ from octavo.engine.core.limits import EngineLimits
 from octavo.engine.core.messages import AddRequest
 from octavo.engine.core.request import Request
 from octavo.engine.core.request_output import EngineStats, SequenceDelta
-from octavo.engine.core.sampling_params import SamplingParams
 from octavo.engine.executor.base import Executor
 from octavo.engine.scheduler.scheduler import Scheduler
 
@@ -130,29 +129,11 @@ class LLMEngine:
             raise InvalidRequestError(
                 f"prompt token ids must be between 0 and {limits.vocab_size - 1}", "prompt"
             )
-        if request.params.use_beam_search:
-            self._check_beams(len(prompt), request.params)
+        limits.check_beams(len(prompt), request.params)
         max_tokens = request.params.max_tokens
         if len(prompt) + max_tokens > limits.max_model_len:
             raise ContextLengthError(
                 f"the context holds {limits.max_model_len} tokens, but the prompt has "
                 f"{len(prompt)} and {max_tokens} more are asked for",
                 "prompt",
-            )
-
-    def _check_beams(self, num_prompt_tokens: int, params: SamplingParams) -> None:
-        """Refuse a search whose beams could not run side by side, were they alone."""
-        limits, width = self.limits, params.beam_width
-        if width > limits.max_num_seqs:
-            raise InvalidRequestError(
-                f"{width} beams are more than the {limits.max_num_seqs} sequences of a step", "n"
-            )
-        num_shared = num_prompt_tokens // limits.block_size
-        num_each = -(-(num_prompt_tokens + params.max_tokens) // limits.block_size) - num_shared
-        if num_shared + width * num_each > limits.num_blocks:
-            raise ContextLengthError(
-                f"the cache holds {limits.num_blocks} blocks of {limits.block_size} tokens, but "
-                f"{width} beams of {params.max_tokens} tokens after a prompt of "
-                f"{num_prompt_tokens} need {num_shared + width * num_each}",
-                "max_tokens",
             )

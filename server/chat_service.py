@@ -13,6 +13,7 @@ from octavo.engine.core.errors import (
     InvalidRequestError,
     UnsupportedParameterError,
 )
+from octavo.engine.core.limits import EngineLimits
 from octavo.engine.output_processor import ChoiceOutput, TokenRecord
 from octavo.server.async_engine import AsyncEngine, GenerateRequest
 from octavo.server.chat_template import ChatTemplate
@@ -208,11 +209,13 @@ class ChatService:
         self,
         engine: AsyncEngine,
         model: ServedModel,
+        limits: EngineLimits,
         config: ServerConfig,
         priority_scheduling: bool = False,
     ) -> None:
         self.engine = engine
         self._model = model
+        self._limits = limits
         self._config = config
         self._priority_scheduling = priority_scheduling
         self._encoder = PromptEncoder(model)
@@ -289,6 +292,7 @@ class ChatService:
                 bad_words_token_ids=self._encoder.encode_bad_words(body.bad_words or ()),
             ),
         )
+        self._limits.check_beams(len(token_ids), params)
         request = GenerateRequest(
             request_id=f"{head.id}-0",
             prompt_token_ids=tuple(token_ids),

@@ -9,6 +9,7 @@ import orjson
 
 from octavo.config.server import ServerConfig
 from octavo.engine.core.errors import InvalidRequestError
+from octavo.engine.core.limits import EngineLimits
 from octavo.engine.output_processor import ChoiceOutput, TokenRecord
 from octavo.engine.tokenizer import Tokenizer
 from octavo.server.async_engine import AsyncEngine, GenerateRequest
@@ -205,11 +206,13 @@ class CompletionService:
         self,
         engine: AsyncEngine,
         model: ServedModel,
+        limits: EngineLimits,
         config: ServerConfig,
         priority_scheduling: bool = False,
     ) -> None:
         self.engine = engine
         self._model = model
+        self._limits = limits
         self._config = config
         self._priority_scheduling = priority_scheduling
         self._encoder = PromptEncoder(model)
@@ -256,6 +259,8 @@ class CompletionService:
             )
             for number, (prompt, max_tokens) in enumerate(zip(prompts, limits, strict=True))
         ]
+        for request in requests:
+            self._limits.check_beams(len(request.prompt_token_ids), request.params)
         return CompletionJob(body, head, prompts, requests, self._style(body), tokenizer)
 
     def _prompt(
@@ -308,9 +313,9 @@ class CompletionService:
 
 
 def _num_logprobs(body: CompletionRequest) -> int | None:
-    if body.logprobs is None and body.best_of is not None and body.best_of > body.n:
-        return 0
-    return body.logprobs
+    # Draws are ranked by their logprobs; beams come ranked from the engine.
+    ranked = body.best_of is not None and body.best_of > body.n and not body.use_beam_search
+    return 0 if ranked and body.logprobs is None else body.logprobs
 
 
 def _num_prompt_logprobs(body: CompletionRequest) -> int | None:

@@ -172,17 +172,7 @@ def sampling_params(body: GenerationBody, model: ServedModel, route: RouteParams
 
     A field that the client left out takes the checkpoint's default, then the API's.
     """
-    given: dict[str, Any] = {
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "top_k": body.top_k,
-        "min_p": body.min_p,
-        "repetition_penalty": body.repetition_penalty,
-    }
-    sampling = {
-        name: model.default_sampling_params.get(name) if value is None else value
-        for name, value in given.items()
-    }
+    sampling = _search_params(body) if body.use_beam_search else _draw_params(body, model)
     return SamplingParams(
         max_tokens=route.max_tokens,
         min_tokens=_min_tokens(body, route.max_tokens),
@@ -206,6 +196,29 @@ def sampling_params(body: GenerationBody, model: ServedModel, route: RouteParams
         bad_words_token_ids=route.bad_words_token_ids,
         **{name: value for name, value in sampling.items() if value is not None},
     )
+
+
+def _draw_params(body: GenerationBody, model: ServedModel) -> dict[str, Any]:
+    given = {
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": body.top_k,
+        "min_p": body.min_p,
+        "repetition_penalty": body.repetition_penalty,
+    }
+    return {
+        name: model.default_sampling_params.get(name) if value is None else value
+        for name, value in given.items()
+    }
+
+
+def _search_params(body: GenerationBody) -> dict[str, Any]:
+    # A penalty among the checkpoint's defaults is meant for draws; only the client's is refused.
+    return {
+        "use_beam_search": True,
+        "length_penalty": body.length_penalty,
+        "repetition_penalty": body.repetition_penalty,
+    }
 
 
 def _min_tokens(body: GenerationBody, max_tokens: int) -> int:

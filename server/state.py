@@ -67,7 +67,7 @@ def build_serving(
     priority_scheduling: bool,
 ) -> Serving:
     """Wire the services around a running engine."""
-    chat = ChatService(engine, model, config, priority_scheduling)
+    chat = ChatService(engine, model, limits, config, priority_scheduling)
     return Serving(
         engine=engine,
         model=model,
@@ -79,7 +79,7 @@ def build_serving(
             key_limits=KeyLimits(config.key_max_concurrency, config.key_rpm, time.monotonic),
         ),
         chat=chat,
-        completions=CompletionService(engine, model, config, priority_scheduling),
+        completions=CompletionService(engine, model, limits, config, priority_scheduling),
         responses=ResponsesService(chat, model, config, priority_scheduling),
         embeddings=EmbeddingService(engine, model, limits.max_num_seqs),
     )

@@ -2,7 +2,12 @@
 
 from dataclasses import dataclass, field
 
-from octavo.engine.core.errors import ConfigurationError
+from octavo.engine.core.errors import (
+    ConfigurationError,
+    ContextLengthError,
+    InvalidRequestError,
+)
+from octavo.engine.core.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +70,56 @@ class EngineLimits:
                 f"a context of {self.max_model_len} tokens does not fit into a cache of "
                 f"{capacity}; give --max-model-len {capacity} or less, or a larger cache"
             )
+
+    def check_beams(self, num_prompt_tokens: int, params: SamplingParams) -> None:
+        """Refuse a beam search whose beams could not run side by side, were they alone.
+
+        So is one whose allowed ids make fewer texts than it shall return. Raises
+        InvalidRequestError or ContextLengthError; nothing for requests without beams.
+        """
+        if not params.use_beam_search:
+            return
+        width = params.beam_width
+        if width > self.max_num_seqs:
+            raise InvalidRequestError(
+                f"{width} beams are more than the {self.max_num_seqs} sequences of a step",
+                "n" if params.best_of is None else "best_of",
+            )
+        num_shared = num_prompt_tokens // self.block_size
+        num_each = -(-(num_prompt_tokens + params.max_tokens) // self.block_size) - num_shared
+        num_needed = num_shared + width * num_each
+        if num_needed > self.num_blocks:
+            raise ContextLengthError(
+                f"the cache holds {self.num_blocks} blocks of {self.block_size} tokens, but "
+                f"{width} beams of {params.max_tokens} tokens after a prompt of "
+                f"{num_prompt_tokens} need {num_needed}",
+                "max_tokens",
+            )
+        num_texts = self._num_texts(params)
+        if num_texts < params.n:
+            raise InvalidRequestError(
+                f"{params.n} texts are asked for, but the allowed token ids make only {num_texts}",
+                "n" if params.allowed_token_ids is None else "allowed_token_ids",
+            )
+
+    def _num_texts(self, params: SamplingParams) -> int:
+        """How many different texts a search can find; `n` stands for more.
+
+        Without any token there is one text, which is returned as often as it is asked for.
+        """
+        if params.max_tokens == 0:
+            return params.n
+        ends = {*params.stop_token_ids, *(() if params.ignore_eos else self.eos_token_ids)}
+        num_allowed = self.vocab_size
+        if params.allowed_token_ids is not None:
+            num_allowed = len(set(params.allowed_token_ids))
+            ends.intersection_update(params.allowed_token_ids)
+        num_others = num_allowed - len(ends)
+        num_texts = 1
+        for position in range(params.max_tokens, 0, -1):
+            # End tokens are masked up to min_tokens.
+            num_ends = len(ends) if position > params.min_tokens else 0
+            num_texts = min(num_ends + num_others * num_texts, params.n)
+            if num_texts == params.n and num_others > 0:
+                break
+        return num_texts

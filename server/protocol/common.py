@@ -171,7 +171,15 @@ class GenerationBody(RequestBody):
         description="Divides positive and multiplies negative logits of tokens in prompt and "
         "output. Default: the model's own, else 1.",
     )
-    length_penalty: float = Field(default=1, description="Exponent of beam search's score.")
+    use_beam_search: bool = Field(
+        default=False,
+        description="Return the `n` best texts of a search with `best_of`, else `n` beams; "
+        "nothing is drawn. Not with `stream` or penalties.",
+    )
+    length_penalty: float = Field(
+        default=1,
+        description="A beam's score is the sum of its logprobs / length ** length_penalty.",
+    )
     logit_bias: LogitBias | None = Field(
         default=None, description="Added to the logits, by token id.", examples=[{"42": -100}]
     )
@@ -249,6 +257,10 @@ class GenerationBody(RequestBody):
         if self.stream and self.prompt_logprobs is not None:
             raise InvalidRequestError(
                 "`prompt_logprobs` cannot be combined with `stream: true`", "prompt_logprobs"
+            )
+        if self.stream and self.use_beam_search:
+            raise InvalidRequestError(
+                "`use_beam_search` cannot be combined with `stream: true`", "use_beam_search"
             )
         if self.truncate_prompt_tokens == 0:
             raise InvalidRequestError(

@@ -88,7 +88,8 @@ class CompletionRequest(GenerationBody):
         default=None,
         ge=1,
         le=MAX_BEST_OF,
-        description="Generate this many and return the n with the best mean logprob.",
+        description="Generate this many and return the n with the best mean logprob; "
+        "with `use_beam_search` the number of beams.",
     )
     echo: bool = Field(default=False, description="Begin the text with the prompt.")
     logprobs: int | None = Field(

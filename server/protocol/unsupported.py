@@ -34,7 +34,6 @@ _COMMON: dict[str, NeutralValues] = {
     "stop_regex": ("", []),
     "lora_path": ("",),
     "kv_transfer_params": ({},),
-    "use_beam_search": (False,),
 }
 """Field -> its neutral values."""
 

@@ -96,7 +96,6 @@ NEUTRAL = {
     "mirostat": [0],
     "dry_multiplier": [0, 0.0],
     "xtc_probability": [0],
-    "use_beam_search": [False],
     "response_format": [{"type": "text"}],
     "structured_outputs": [None],
     "guided_json": [None],
@@ -138,7 +137,6 @@ UNSUPPORTED = {
     "stop_regex": "a",
     "lora_path": "a",
     "kv_transfer_params": {"a": 1},
-    "use_beam_search": True,
 }
 
 
