@@ -227,10 +227,13 @@ class AsyncEngine:
         One timer per stream: a time limit around each wait would cost every token.
         """
         deadline = self._deadline(stream)
-        if deadline is None or stream.open_choices == 0:
+        if deadline is None:
             return
         if time.monotonic() < deadline:
             stream.timer = self._loop.call_at(deadline, self._watch_deadline, stream)
+        elif stream.open_choices == 0:
+            # All is there, but nobody takes it.
+            stream.context.give_up()
         else:
             self._end_late(stream, deadline)
 
@@ -247,6 +250,7 @@ class AsyncEngine:
     def _give_up(self, stream: _Stream, error: OctavoError) -> None:
         """End a stream, and its work in the engine now: its reader may have stopped reading."""
         stream.fail(error)
+        stream.context.give_up()
         self._processor.remove(stream.request.request_id)
         self._thread.post(AbortRequest(stream.request.request_id))
 

@@ -5,7 +5,7 @@ same parameter to every service between the middlewares and the engine.
 """
 
 import math
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +24,7 @@ class RequestContext:
     the client sent it. `key_name` is the name of the key that came along, never the key itself.
     `entered` is true once the engine took a prompt of the request; `rejection` is the label of a
     refusal that the status alone does not tell. `summaries` holds the prompts that have ended.
+    `given_up` is true once the engine ended a prompt before its time.
     """
 
     state: MutableMapping[str, Any] = field(default_factory=dict)
@@ -34,12 +35,26 @@ class RequestContext:
     entered: bool = False
     rejection: str | None = None
     summaries: list[RequestSummary] = field(default_factory=list)
+    given_up: bool = False
+    _on_give_up: Callable[[], None] | None = None
 
     @property
     def request_id(self) -> str:
         """The id that the answer's header carries."""
         request_id: str = self.state.get("request_id", "")
         return request_id
+
+    def give_up(self) -> None:
+        """Note that no more work is done for this request."""
+        self.given_up = True
+        if self._on_give_up is not None:
+            self._on_give_up()
+
+    def watch(self, on_give_up: Callable[[], None]) -> None:
+        """Call `on_give_up` when the request is given up; now if it has been already."""
+        self._on_give_up = on_give_up
+        if self.given_up:
+            on_give_up()
 
     @property
     def timeout(self) -> float | None:

@@ -6,12 +6,14 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Protocol
 
+import anyio
 import orjson
 from sse_starlette.sse import AppStatus, EventSourceResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from octavo.engine.core.errors import OctavoError
 from octavo.engine.output_processor import ChoiceOutput
+from octavo.server.context import current_request
 from octavo.server.errors import ErrorAnswer, describe_error
 from octavo.server.generation import AnswerHead
 from octavo.server.output_stream import OutputStream
@@ -21,6 +23,15 @@ logger = logging.getLogger(__name__)
 
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
+
+READER_TIMEOUT_S = 60.0
+"""A client that takes no piece of its stream for so long is taken to be gone."""
+
+LAST_WORDS_S = 5.0
+"""What a client gets to take the rest of a stream that the server has given up."""
+
+_PIECE_BYTES = 65536
+"""Large events are sent in pieces, so that a slow client shows that it reads."""
 
 # The library would cut all streams at the first sign of a shutdown; accepted requests go on.
 AppStatus.enable_automatic_graceful_drain = False
@@ -139,11 +150,52 @@ class _Silence:
         self._timer = self._loop.call_at(self._since + self._limit, self._check)
 
 
+class _Reader:
+    """Watches whether the client takes what is sent; `leave` is called when it does not.
+
+    One timer that looks at a clock, as in `_Silence`.
+    """
+
+    def __init__(self, send: Send, leave: Callable[[], None]) -> None:
+        self._send = send
+        self._leave = leave
+        self._loop = asyncio.get_running_loop()
+        self._blocked_since: float | None = None
+        self._last_words: asyncio.TimerHandle | None = None
+        self._timer = self._loop.call_later(READER_TIMEOUT_S, self._check)
+
+    async def send(self, message: Message) -> None:
+        """Send and note for how long it takes."""
+        self._blocked_since = self._loop.time()
+        await self._send(message)
+        self._blocked_since = None
+
+    def give_up(self) -> None:
+        """Leave soon, whatever is still to be sent."""
+        if self._last_words is None:
+            self._last_words = self._loop.call_later(LAST_WORDS_S, self._leave)
+
+    def stop(self) -> None:
+        """Watch no more."""
+        self._timer.cancel()
+        if self._last_words is not None:
+            self._last_words.cancel()
+
+    def _check(self) -> None:
+        now = self._loop.time()
+        since = now if self._blocked_since is None else self._blocked_since
+        if now >= since + READER_TIMEOUT_S:
+            self._leave()
+        else:
+            self._timer = self._loop.call_at(since + READER_TIMEOUT_S, self._check)
+
+
 class EventStream(EventSourceResponse):
     """A response that begins with an event at hand, so that earlier errors keep their status.
 
     `on_close` is awaited exactly once, whatever becomes of the response. `write_error` renders
-    an error that comes later.
+    an error that comes later. A client that stops reading is left like one that went away: after
+    `READER_TIMEOUT_S`, or after `LAST_WORDS_S` when the engine has given its request up.
     """
 
     def __init__(
@@ -153,7 +205,7 @@ class EventStream(EventSourceResponse):
         on_close: Callable[[], Awaitable[None]],
         write_error: Callable[[ErrorAnswer], bytes] = ErrorAnswer.event,
     ) -> None:
-        self._events = _with_error_event(first, rest, write_error)
+        self._events = _in_pieces(_with_error_event(first, rest, write_error))
         super().__init__(
             self._events,
             headers={"Cache-Control": "no-cache"},
@@ -164,11 +216,27 @@ class EventStream(EventSourceResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream."""
+        context = current_request()
         try:
             async with contextlib.aclosing(self._events):
-                await super().__call__(scope, receive, send)
+                with anyio.CancelScope() as sending:
+                    reader = _Reader(send, sending.cancel)
+                    context.watch(reader.give_up)
+                    try:
+                        await super().__call__(scope, receive, reader.send)
+                    finally:
+                        reader.stop()
+                if sending.cancelled_caught:
+                    logger.warning("Request %s: the client does not read", context.request_id)
         finally:
             await self._on_close()
+
+
+async def _in_pieces(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    async with contextlib.aclosing(events):
+        async for data in events:
+            for start in range(0, len(data), _PIECE_BYTES):
+                yield data[start : start + _PIECE_BYTES]
 
 
 async def _with_error_event(

@@ -15,6 +15,7 @@ from octavo_fixtures import random_table
 from octavo_serving import TableSettings, served_on_socket
 
 from octavo.config.server import ServerConfig
+from octavo.server import streaming
 
 COMPLETIONS = "/v1/completions"
 
@@ -22,9 +23,15 @@ COMPLETIONS = "/v1/completions"
 class RawClient:
     """One connection that sends a request and reads bytes with the times of their arrival."""
 
-    def __init__(self, base_url: str, path: str, **body: Any) -> None:
+    def __init__(
+        self, base_url: str, path: str, *, receive_buffer: int | None = None, **body: Any
+    ) -> None:
         host, port = base_url.removeprefix("http://").split(":")
-        self.socket = socket.create_connection((host, int(port)), timeout=10)
+        self.socket = socket.socket()
+        self.socket.settimeout(10)
+        if receive_buffer is not None:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        self.socket.connect((host, int(port)))
         content = json.dumps(body).encode()
         self.socket.sendall(
             b"POST %b HTTP/1.1\r\nHost: %b\r\nContent-Type: application/json\r\n"
@@ -121,3 +128,32 @@ def test_a_client_that_goes_away_frees_everything(
         metrics = client.get("/metrics").text
     left = re.findall(r"^octavo:client_disconnects_total{.*} (.*)$", metrics, re.MULTILINE)
     assert sum(map(float, left)) == 2
+
+
+def test_a_client_that_never_reads_loses_its_place(
+    byte_bpe_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming, "READER_TIMEOUT_S", 0.2)
+    table = random_table()
+    table[:, 128:] = -50
+    settings = TableSettings(byte_bpe_dir, table, max_num_seqs=1, server={"max_num_queued_reqs": 0})
+    # The answer is larger than what the sockets of both sides hold.
+    body = LONG | {"logprobs": 20}
+    create_server = socket.create_server
+
+    def create_small_server(address: tuple[str, int]) -> socket.socket:
+        listener = create_server(address)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        return listener
+
+    monkeypatch.setattr(socket, "create_server", create_small_server)
+    with served_on_socket(settings) as base_url, httpx.Client(base_url=base_url) as client:
+        deaf = RawClient(base_url, COMPLETIONS, receive_buffer=4096, **body, stream=True)
+        while gauges(client)[0] == 0:
+            time.sleep(0.01)
+        deadline = time.monotonic() + 20
+        while (answer := client.post(COMPLETIONS, json=SHORT)).status_code == 429:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert answer.status_code == 200
+        deaf.close()

@@ -9,6 +9,8 @@ import pytest
 
 from octavo.engine.core.errors import RequestFailedError
 from octavo.engine.output_processor import ChoiceOutput
+from octavo.server import streaming
+from octavo.server.context import RequestContext, enter_request
 from octavo.server.generation import AnswerHead
 from octavo.server.output_stream import OutputStream
 from octavo.server.streaming import (
@@ -239,3 +241,66 @@ async def test_a_client_that_leaves_closes_everything(leave_after: int) -> None:
     # What never began has nothing to clean up.
     assert closed == [True] or leave_after <= 2
     await rest.aclose()
+
+
+async def endless_events() -> AsyncGenerator[bytes, None]:
+    while True:
+        yield b"data: x\n\n"
+
+
+async def send_to_nobody(response: EventStream, bodies_taken: int) -> list[bytes]:
+    """Run a response whose client takes that many bodies and stays connected."""
+    taken: list[bytes] = []
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            if len(taken) == bodies_taken:
+                await asyncio.Event().wait()
+            taken.append(message["body"])
+
+    async with asyncio.timeout(10):
+        await response({"type": "http", "method": "POST"}, receive, send)
+    return taken
+
+
+@pytest.mark.parametrize("given_up", ["never", "before", "while blocked"])
+async def test_a_client_that_stops_reading_is_left(
+    monkeypatch: pytest.MonkeyPatch, given_up: str
+) -> None:
+    limit = "READER_TIMEOUT_S" if given_up == "never" else "LAST_WORDS_S"
+    monkeypatch.setattr(streaming, limit, 0.02)
+    context = RequestContext()
+    enter_request(context)
+    if given_up == "before":
+        context.give_up()
+    if given_up == "while blocked":
+        asyncio.get_running_loop().call_later(0.02, context.give_up)
+    closer = Closer()
+    await send_to_nobody(EventStream(b"data: 1\n\n", endless_events(), closer), 2)
+    assert closer.calls == 1
+
+
+async def test_the_end_of_a_stream_is_not_waited_for_without_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def no_events() -> AsyncGenerator[bytes, None]:
+        return
+        yield
+
+    monkeypatch.setattr(streaming, "READER_TIMEOUT_S", 0.02)
+    closer = Closer()
+    await send_to_nobody(EventStream(b"data: 1\n\n", no_events(), closer), 1)
+    assert closer.calls == 1
+
+
+async def test_a_large_event_goes_in_pieces() -> None:
+    async def events() -> AsyncGenerator[bytes, None]:
+        yield b"y" * 200_000
+
+    bodies = await send_all(EventStream(b"x", events(), Closer()))
+    assert b"".join(bodies) == b"x" + b"y" * 200_000
+    assert max(map(len, bodies)) <= 65536
