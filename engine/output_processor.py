@@ -5,7 +5,7 @@ decided here, so the engine is asked to abort a choice whose text has ended.
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from octavo.engine.core.model_output import TokenLogprobs
@@ -47,6 +47,23 @@ class TokenRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptRecords:
+    """The records of a prompt, made anew each time they are read: thousands take seconds.
+
+    May be read in any thread.
+    """
+
+    entries: Sequence[TokenLogprobs]
+    tokenizer: Tokenizer
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __iter__(self) -> Iterator[TokenRecord]:
+        return (_record(entry, self.tokenizer, 0) for entry in self.entries)
+
+
+@dataclass(frozen=True, slots=True)
 class ChoiceOutput:
     """What is new for one choice since its last output.
 
@@ -66,7 +83,7 @@ class ChoiceOutput:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
-    prompt_logprobs: tuple[TokenRecord, ...] | None = None
+    prompt_logprobs: PromptRecords | None = None
     embedding: Embedding | None = None
 
 
@@ -208,33 +225,30 @@ class OutputProcessor:
     ) -> tuple[TokenRecord, ...]:
         records = []
         for position, entry in enumerate(logprobs):
-            records.append(self._record(entry, choice.num_chars))
+            records.append(_record(entry, self._tokenizer, choice.num_chars))
             # The token that ends a text has no piece of it.
             choice.num_chars += len(pieces[position]) if position < len(pieces) else 0
         return tuple(records)
 
-    def _prompt_records(
-        self, logprobs: Sequence[TokenLogprobs] | None
-    ) -> tuple[TokenRecord, ...] | None:
-        if logprobs is None:
-            return None
-        return tuple(self._record(entry, 0) for entry in logprobs)
+    def _prompt_records(self, logprobs: Sequence[TokenLogprobs] | None) -> PromptRecords | None:
+        return None if logprobs is None else PromptRecords(logprobs, self._tokenizer)
 
-    def _record(self, entry: TokenLogprobs, text_offset: int) -> TokenRecord:
-        return TokenRecord(
-            token_id=entry.token_id,
-            text=self._tokenizer.token_text(entry.token_id),
-            token_bytes=self._tokenizer.token_bytes(entry.token_id),
-            logprob=entry.logprob,
-            rank=entry.rank,
-            top=tuple(self._alternative(*candidate) for candidate in entry.top),
-            text_offset=text_offset,
-        )
 
-    def _alternative(self, token_id: int, logprob: float) -> TokenAlternative:
-        return TokenAlternative(
-            token_id=token_id,
-            text=self._tokenizer.token_text(token_id),
-            token_bytes=self._tokenizer.token_bytes(token_id),
-            logprob=logprob,
-        )
+def _record(entry: TokenLogprobs, tokenizer: Tokenizer, text_offset: int) -> TokenRecord:
+    return TokenRecord(
+        token_id=entry.token_id,
+        text=tokenizer.token_text(entry.token_id),
+        token_bytes=tokenizer.token_bytes(entry.token_id),
+        logprob=entry.logprob,
+        rank=entry.rank,
+        top=tuple(
+            TokenAlternative(
+                token_id=token_id,
+                text=tokenizer.token_text(token_id),
+                token_bytes=tokenizer.token_bytes(token_id),
+                logprob=logprob,
+            )
+            for token_id, logprob in entry.top
+        ),
+        text_offset=text_offset,
+    )

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import orjson
@@ -29,8 +30,9 @@ from octavo.server.generation import (
     truncate_prompt,
 )
 from octavo.server.logprobs import LogprobStyle, chat_content, prompt_logprobs
-from octavo.server.output_stream import CollectedChoice, OutputStream, collect
+from octavo.server.output_stream import CollectedChoice, CollectedPrompt, OutputStream, collect
 from octavo.server.protocol.chat import ChatCompletionRequest, ChatPrompt
+from octavo.server.rendering import render
 from octavo.server.served_model import ServedModel
 from octavo.server.streaming import ChunkFrame, json_line
 from octavo.server.usage import UsageCounter
@@ -60,6 +62,9 @@ class ChatJob:
     async def answer(self, outputs: OutputStream) -> bytes:
         """Read all outputs and return the body of the plain answer."""
         (collected,) = await collect(outputs, self.requests, self.usage)
+        return await render(partial(self._render, collected), collected.num_records())
+
+    def _render(self, collected: CollectedPrompt) -> bytes:
         answer = self._head.fields(OBJECT)
         answer["choices"] = [
             self._choice(index, choice) for index, choice in enumerate(collected.choices)

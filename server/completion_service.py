@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import orjson
@@ -10,7 +11,7 @@ import orjson
 from octavo.config.server import ServerConfig
 from octavo.engine.core.errors import InvalidRequestError
 from octavo.engine.core.limits import EngineLimits
-from octavo.engine.output_processor import ChoiceOutput, TokenRecord
+from octavo.engine.output_processor import ChoiceOutput, PromptRecords, TokenRecord
 from octavo.engine.tokenizer import Tokenizer
 from octavo.server.async_engine import AsyncEngine, GenerateRequest
 from octavo.server.errors import ErrorAnswer
@@ -27,6 +28,7 @@ from octavo.server.generation import (
 from octavo.server.logprobs import CompletionLogprobs, LogprobStyle, prompt_logprobs
 from octavo.server.output_stream import CollectedChoice, CollectedPrompt, OutputStream, collect
 from octavo.server.protocol.completion import DEFAULT_MAX_TOKENS, CompletionRequest
+from octavo.server.rendering import render
 from octavo.server.served_model import ServedModel
 from octavo.server.streaming import ChunkFrame, json_line
 from octavo.server.usage import UsageCounter
@@ -65,6 +67,10 @@ class CompletionJob:
     async def answer(self, outputs: OutputStream) -> bytes:
         """Read all outputs and return the body of the plain answer."""
         collected = await collect(outputs, self.requests, self.usage)
+        num_records = sum(prompt.num_records() for prompt in collected)
+        return await render(partial(self._render, collected), num_records)
+
+    def _render(self, collected: Sequence[CollectedPrompt]) -> bytes:
         choices = [
             self._choice(number * self._body.n + place, number, choice, result)
             for number, result in enumerate(collected)
@@ -116,9 +122,7 @@ class CompletionJob:
         """Return the prompt with this number."""
         return self._prompts[number]
 
-    def new_logprobs(
-        self, number: int, records: Sequence[TokenRecord] | None
-    ) -> CompletionLogprobs | None:
+    def new_logprobs(self, number: int, records: PromptRecords | None) -> CompletionLogprobs | None:
         """Return the lists of a choice, with the prompt's tokens in them after an echo."""
         if self._style is None:
             return None
@@ -148,7 +152,7 @@ class CompletionChunkWriter:
         self._job = job
         self._frame = frame
         self._choices = [_ChunkState(index) for index in range(len(job.requests) * job.n)]
-        self._prompt_records: dict[int, tuple[TokenRecord, ...]] = {}
+        self._prompt_records: dict[int, PromptRecords] = {}
 
     def write(self, number: int, outputs: list[ChoiceOutput]) -> bytes:
         """Return the events for new outputs of one prompt."""

@@ -88,13 +88,14 @@ class CompletionLogprobs:
         default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace")
     )
 
-    def add_prompt(self, first: TokenRecord, records: Sequence[TokenRecord], text: str) -> None:
+    def add_prompt(self, first: TokenRecord, records: Iterable[TokenRecord], text: str) -> None:
         """Add the tokens of an echoed prompt, whose text is `text`.
 
         Nothing predicts the first token: its values are null.
         """
-        lead_dropped = self._lead_dropped((first, *records), text)
-        for place, record in enumerate((first, *records)):
+        prompt = (first, *records)
+        lead_dropped = self._lead_dropped(prompt, text)
+        for place, record in enumerate(prompt):
             if lead_dropped and self._num_chars == 0 and record.text.startswith(" "):
                 lead_dropped = False
                 bare = record.text[1:]
@@ -152,7 +153,7 @@ class CompletionLogprobs:
 
 
 def prompt_logprobs(
-    records: Sequence[TokenRecord], num_top: int
+    records: Iterable[TokenRecord], num_top: int
 ) -> list[dict[str, dict[str, Any]] | None]:
     """Return the `prompt_logprobs` list: null for the first token, then one map per token."""
     return [None, *(_prompt_entry(record, num_top) for record in records)]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from octavo.engine.core.request import FinishReason
-from octavo.engine.output_processor import ChoiceOutput, TokenRecord
+from octavo.engine.output_processor import ChoiceOutput, PromptRecords, TokenRecord
 from octavo.server.async_engine import AsyncEngine, GenerateRequest
 from octavo.server.usage import UsageCounter
 
@@ -105,7 +105,12 @@ class CollectedPrompt:
     """One prompt with its choices in the order of their numbers."""
 
     choices: list[CollectedChoice]
-    prompt_logprobs: tuple[TokenRecord, ...] | None = None
+    prompt_logprobs: PromptRecords | None = None
+
+    def num_records(self) -> int:
+        """Tokens whose log-probabilities are there; an echo tells the prompt's in each choice."""
+        of_prompt = len(self.prompt_logprobs or ()) * len(self.choices)
+        return of_prompt + sum(len(choice.logprobs) for choice in self.choices)
 
 
 async def collect(

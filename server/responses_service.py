@@ -29,6 +29,7 @@ from octavo.server.logprobs import LogprobStyle, chat_content
 from octavo.server.output_stream import CollectedChoice, OutputStream, collect
 from octavo.server.protocol.chat import ChatPrompt
 from octavo.server.protocol.responses import ResponsesRequest
+from octavo.server.rendering import render
 from octavo.server.response_input import to_messages
 from octavo.server.served_model import ServedModel
 from octavo.server.streaming import json_line
@@ -59,7 +60,7 @@ class ResponseJob:
         """Read all outputs and return the body of the plain answer."""
         (collected,) = await collect(outputs, self.requests, self.usage)
         (choice,) = collected.choices
-        return orjson.dumps(self.ended(choice))
+        return await render(lambda: orjson.dumps(self.ended(choice)), collected.num_records())
 
     def writer(self) -> "ResponseEventWriter":
         """Return what renders the stream."""

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import partial
 from typing import Protocol
 
 import anyio
@@ -17,6 +18,7 @@ from octavo.server.context import current_request
 from octavo.server.errors import ErrorAnswer, describe_error
 from octavo.server.generation import AnswerHead
 from octavo.server.output_stream import OutputStream
+from octavo.server.rendering import render
 from octavo.server.usage import UsageCounter
 
 logger = logging.getLogger(__name__)
@@ -107,14 +109,21 @@ async def write_events(
     0 is no comments. Raises what the engine raises.
     """
     silence = _Silence(keep_alive, outputs.interrupt)
+    num_records, prompt_records = 0, 0
     try:
         while (item := await outputs.next()) is not None:
             number, new = item
-            data = writer.write(number, new) if new else KEEP_ALIVE
+            here = sum(len(output.logprobs) for output in new)
+            num_records += here
+            # After an echo each choice tells of the prompt, the later ones in later outputs.
+            prompt_records += sum(len(output.prompt_logprobs or ()) for output in new)
+            write = partial(writer.write, number, new)
+            data = await render(write, here + prompt_records) if new else KEEP_ALIVE
             if data:
                 yield data
                 silence.restart()
-        yield writer.last()
+        # Some streams end with all of the text again.
+        yield await render(writer.last, num_records)
     finally:
         silence.stop()
 
