@@ -209,7 +209,14 @@ class EngineLoop:
             self._open.clear()
             self._inbox.clear()
             self._wakeup.notify()
-            stats = replace(self._stats, num_running=0, num_waiting=0, num_used_blocks=0)
+            stats = replace(
+                self._stats,
+                num_running=0,
+                num_waiting=0,
+                num_used_blocks=0,
+                num_wasted_slots=0,
+                num_used_swap_blocks=0,
+            )
         try:
             self._on_step(deltas, stats)
         except Exception:

@@ -129,6 +129,11 @@ class _EngineCollector(Collector):
         yield self._gauge(
             "kv_cache_usage_perc", "Share of cache blocks in use, 0 to 1.", stats.kv_cache_usage
         )
+        yield self._gauge(
+            "kv_cache_waste_perc",
+            "Share of the token slots of used blocks that hold no token, 0 to 1.",
+            stats.kv_cache_waste,
+        )
         yield self._counter(
             "prefix_cache_queries",
             "Prompt tokens looked up in the prefix cache.",
@@ -160,6 +165,16 @@ class _EngineCollector(Collector):
         swapped.add_metric((*self._labels, "out"), stats.num_swapped_out_blocks)
         swapped.add_metric((*self._labels, "in"), stats.num_swapped_in_blocks)
         yield swapped
+        yield self._gauge(
+            "kv_offload_usage_perc",
+            "Share of the host memory for evicted blocks in use, 0 to 1.",
+            stats.num_used_offload_blocks / max(stats.num_offload_blocks, 1),
+        )
+        yield self._counter(
+            "kv_offload_hits",
+            "Evicted blocks that came back from host memory.",
+            stats.num_offload_hits,
+        )
         info = GaugeMetricFamily(
             "octavo:cache_config_info",
             "Settings of the KV cache, as labels.",

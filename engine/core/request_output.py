@@ -43,7 +43,7 @@ class SequenceDelta(NamedTuple):
 class EngineStats:
     """A snapshot taken by the engine thread after a step; counters only ever grow.
 
-    `num_wasted_slots` are token slots of used blocks that hold no token (yet).
+    `num_wasted_slots` are token slots of used blocks of `block_size` that hold no token (yet).
     `num_preemptions` counts sequences, in both modes. Blocks in swap space hold what preempted
     sequences had computed; `num_swapped_out_blocks` and `num_swapped_in_blocks` are counters of
     copies. `num_offload_hits` counts evicted blocks that came back from host memory.
@@ -53,6 +53,7 @@ class EngineStats:
     num_waiting: int = 0
     num_blocks: int = 0
     num_used_blocks: int = 0
+    block_size: int = 1
     num_wasted_slots: int = 0
     num_preemptions: int = 0
     num_preemptions_by_swap: int = 0
@@ -72,3 +73,9 @@ class EngineStats:
     def kv_cache_usage(self) -> float:
         """Share of the blocks that at least one sequence holds, 0 to 1."""
         return self.num_used_blocks / self.num_blocks if self.num_blocks else 0.0
+
+    @property
+    def kv_cache_waste(self) -> float:
+        """Share of the token slots of used blocks that hold no token (yet), 0 to 1."""
+        num_slots = self.num_used_blocks * self.block_size
+        return self.num_wasted_slots / num_slots if num_slots else 0.0

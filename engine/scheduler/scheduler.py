@@ -282,6 +282,7 @@ class Scheduler:
             num_waiting=len(self._open.requests) - len(running),
             num_blocks=self._kv_cache.num_blocks,
             num_used_blocks=self._kv_cache.num_used_blocks,
+            block_size=self._kv_cache.block_size,
             num_wasted_slots=self._kv_cache.num_wasted_slots(sequences),
             num_preemptions=self._preemption.num_recomputed + self._preemption.num_swapped,
             num_preemptions_by_swap=self._preemption.num_swapped,

@@ -11,6 +11,8 @@ from octavo.engine.core.request_output import EngineStats
 from octavo.server.lifecycle import Phase
 from octavo.server.metrics import REJECTIONS, ServerMetrics
 
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
 HELLO = [*byte_ids("hello"), token_id("<|eos|>")]
 
 EXPECTED = {
@@ -27,6 +29,9 @@ EXPECTED = {
     "octavo:num_preemptions_by_mode",
     "octavo:swap_space_usage_perc",
     "octavo:swapped_blocks",
+    "octavo:kv_cache_waste_perc",
+    "octavo:kv_offload_usage_perc",
+    "octavo:kv_offload_hits",
     "octavo:request_success",
     "octavo:requests_rejected",
     "octavo:requests_timed_out",
@@ -50,8 +55,7 @@ EXPECTED = {
 }
 
 
-async def scrape(served: ServedApp) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    text = (await served.client.get("/metrics")).text
+def read(text: str) -> Samples:
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(text)
@@ -59,7 +63,11 @@ async def scrape(served: ServedApp) -> dict[tuple[str, frozenset[tuple[str, str]
     }
 
 
-def value(samples: dict, name: str, **labels: str) -> float:
+async def scrape(served: ServedApp) -> Samples:
+    return read((await served.client.get("/metrics")).text)
+
+
+def value(samples: Samples, name: str, **labels: str) -> float:
     [found] = [
         number
         for (sample, given), number in samples.items()
@@ -117,6 +125,12 @@ async def test_alerts_see_every_label_from_the_start(serve_app: ServeApp) -> Non
     assert value(samples, "octavo:corrupted_requests_total") == 0
 
 
+def scraped(stats: EngineStats) -> Samples:
+    metrics = ServerMetrics()
+    metrics.attach_engine("m", {}, lambda: stats)
+    return read(metrics.render().decode())
+
+
 def test_preemptions_are_split_by_mode() -> None:
     stats = EngineStats(
         num_preemptions=7,
@@ -126,13 +140,7 @@ def test_preemptions_are_split_by_mode() -> None:
         num_swapped_out_blocks=5,
         num_swapped_in_blocks=4,
     )
-    metrics = ServerMetrics()
-    metrics.attach_engine("m", {}, lambda: stats)
-    samples = {
-        (sample.name, frozenset(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(metrics.render().decode())
-        for sample in family.samples
-    }
+    samples = scraped(stats)
 
     assert value(samples, "octavo:num_preemptions_total") == 7
     assert value(samples, "octavo:num_preemptions_by_mode_total", mode="recompute") == 4
@@ -140,6 +148,23 @@ def test_preemptions_are_split_by_mode() -> None:
     assert value(samples, "octavo:swap_space_usage_perc") == 0.25
     assert value(samples, "octavo:swapped_blocks_total", direction="out") == 5
     assert value(samples, "octavo:swapped_blocks_total", direction="in") == 4
+
+
+def test_waste_and_offloaded_blocks_are_shown() -> None:
+    stats = EngineStats(
+        num_used_blocks=5,
+        block_size=16,
+        num_wasted_slots=20,
+        num_offload_blocks=8,
+        num_used_offload_blocks=6,
+        num_offload_hits=9,
+    )
+    samples = scraped(stats)
+
+    assert value(samples, "octavo:kv_cache_waste_perc") == 0.25
+    assert value(samples, "octavo:kv_offload_usage_perc") == 0.75
+    assert value(samples, "octavo:kv_offload_hits_total") == 9
+    assert value(scraped(EngineStats()), "octavo:kv_cache_waste_perc") == 0
 
 
 async def test_an_alias_shows_the_same_under_another_prefix(serve_app: ServeApp) -> None:
