@@ -1,6 +1,5 @@
 """From a chat request to the engine, and from the engine's outputs to the answer."""
 
-import asyncio
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -233,7 +232,7 @@ class ChatService:
         head = AnswerHead(self._model.resolve_name(body.model), "chatcmpl")
         check_settings(body, self._model, self._config, self._priority_scheduling)
         check_num_logprobs("top_logprobs", body.top_logprobs, self._config)
-        return await asyncio.to_thread(self._prepare, body, head)
+        return await self._model.text_work(self._prepare, body, head)
 
     def encode_messages(
         self, prompt: ChatPrompt, template_kwargs: dict[str, Any] | None = None

@@ -1,6 +1,5 @@
 """From a completion request to the engine, and from the engine's outputs to the answer."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -229,7 +228,7 @@ class CompletionService:
         head = AnswerHead(self._model.resolve_name(body.model), "cmpl")
         check_settings(body, self._model, self._config, self._priority_scheduling)
         check_num_logprobs("logprobs", body.logprobs, self._config)
-        return await asyncio.to_thread(self._prepare, body, head)
+        return await self._model.text_work(self._prepare, body, head)
 
     def _prepare(self, body: CompletionRequest, head: AnswerHead) -> CompletionJob:
         tokenizer = self._model.tokenizer

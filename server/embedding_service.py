@@ -40,7 +40,7 @@ class EmbeddingService:
         """
         name = self._model.resolve_name(body.model)
         self._check_dimensions(body.dimensions)
-        prompts = await asyncio.to_thread(self._encode, body)
+        prompts = await self._model.text_work(self._encode, body)
         vectors = await self._embed(prompts)
         num_tokens = sum(map(len, prompts))
         return await asyncio.to_thread(_render, name, vectors, body, num_tokens)

@@ -1,6 +1,5 @@
 """From a request for a response to the engine, and from the engine's outputs to the answer."""
 
-import asyncio
 import time
 import uuid
 from collections.abc import Sequence
@@ -224,7 +223,7 @@ class ResponsesService:
         name = self._model.resolve_name(body.model)
         check_settings(body, self._model, self._config, self._priority_scheduling)
         check_num_logprobs("top_logprobs", body.top_logprobs, self._config)
-        return await asyncio.to_thread(self._prepare, body, name)
+        return await self._model.text_work(self._prepare, body, name)
 
     def _prepare(self, body: ResponsesRequest, name: str) -> ResponseJob:
         limit = self._model.max_model_len

@@ -1,6 +1,5 @@
 """POST /tokenize and /detokenize."""
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +15,8 @@ from octavo.server.protocol.tokenize import (
     TokenizeResponse,
     TokenizeTextRequest,
 )
-from octavo.server.state import get_state
+from octavo.server.served_model import ServedModel
+from octavo.server.state import Serving, get_state
 from octavo.server.validation.fields import read_fields
 
 router = APIRouter(tags=["tokens"])
@@ -32,6 +32,11 @@ def _kind_of(body: Mapping[str, Any]) -> type[TokenizeTextRequest | TokenizeChat
 async def tokenize(request: Request) -> TokenizeResponse:
     """Return the token ids of a text, or of a conversation as the chat route sees it."""
     serving = get_state(request).require_serving()
+    with serving.admission.admit():
+        return await _tokenize(request, serving)
+
+
+async def _tokenize(request: Request, serving: Serving) -> TokenizeResponse:
     body = await read_fields(request, _kind_of)
     model = serving.model
     model.resolve_name(body.model)
@@ -49,15 +54,19 @@ async def tokenize(request: Request) -> TokenizeResponse:
             token_strs=list(pieces) if body.return_token_strs else None,
         )
 
-    return await asyncio.to_thread(work)
+    return await model.text_work(work)
 
 
 @router.post("/detokenize", **describe_body(DetokenizeRequest, DetokenizeResponse))
 async def detokenize(request: Request) -> DetokenizeResponse:
     """Return the text of token ids, special tokens included."""
     serving = get_state(request).require_serving()
+    with serving.admission.admit():
+        return await _detokenize(request, serving.model)
+
+
+async def _detokenize(request: Request, model: ServedModel) -> DetokenizeResponse:
     body = await read_fields(request, lambda _: DetokenizeRequest)
-    model = serving.model
     model.resolve_name(body.model)
     if len(body.tokens) > model.max_model_len:
         raise ContextLengthError(
@@ -68,5 +77,5 @@ async def detokenize(request: Request) -> DetokenizeResponse:
         raise InvalidRequestError(
             f"`tokens` must hold token ids from 0 to {model.vocab_size - 1}", "tokens"
         )
-    text = await asyncio.to_thread(model.tokenizer.decode, body.tokens, skip_special_tokens=False)
+    text = await model.text_work(model.tokenizer.decode, body.tokens, skip_special_tokens=False)
     return DetokenizeResponse(prompt=text)
