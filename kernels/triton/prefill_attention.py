@@ -151,7 +151,7 @@ class _Tiles:
     num_stages: int
 
 
-def _tiles(q: Tensor, head_pad: int, rows_needed: int) -> _Tiles:
+def _tiles(q: Tensor, cache: Tensor, head_pad: int, group: int, max_query_len: int) -> _Tiles:
     """Tile sizes: as large as registers and shared memory allow, small where rows would be empty.
 
     Shared memory tells the families apart: 227 KiB with wgmma (sm_90, sm_100), 99 to 163 KiB with
@@ -160,20 +160,23 @@ def _tiles(q: Tensor, head_pad: int, rows_needed: int) -> _Tiles:
     if q.dtype == torch.float32:
         return _Tiles(rows=16, tile=16, num_warps=4, num_stages=1)
     memory = device_facts(q.device).shared_memory
-    wide_head = head_pad > 128
+    rows_needed = max_query_len * group
+    converted = cache.dtype != q.dtype
     stages = 2 if memory > 64 * 1024 else 1
     if rows_needed <= 16:
         return _Tiles(rows=16, tile=32, num_warps=4, num_stages=stages)
-    if memory < 200 * 1024:
-        if wide_head:
-            return _Tiles(rows=64, tile=32, num_warps=8, num_stages=stages)
+    if head_pad > 128:
+        rows = 128 if memory > 200 * 1024 and rows_needed > 64 and not converted else 64
+        tile = 16 if stages == 1 and converted else 32
+        return _Tiles(rows, tile, num_warps=8, num_stages=stages)
+    if memory > 200 * 1024:
         if rows_needed <= 64:
-            return _Tiles(rows=64, tile=32, num_warps=4, num_stages=stages)
-        return _Tiles(rows=128, tile=32, num_warps=8, num_stages=stages)
-    tile = 32 if wide_head else 64
-    if rows_needed <= 64:
-        return _Tiles(rows=64, tile=tile, num_warps=4, num_stages=2)
-    return _Tiles(rows=128, tile=tile, num_warps=8, num_stages=2 if wide_head else 3)
+            return _Tiles(rows=64, tile=64, num_warps=4, num_stages=2)
+        return _Tiles(rows=128, tile=64, num_warps=8, num_stages=3)
+    # A group that is no power of two costs registers for the division of rows.
+    if rows_needed <= 64 or group & (group - 1):
+        return _Tiles(rows=64, tile=32, num_warps=4, num_stages=stages)
+    return _Tiles(rows=128, tile=32, num_warps=8, num_stages=stages)
 
 
 def prefill_attention(
@@ -194,7 +197,7 @@ def prefill_attention(
     _, kv_heads, block_size, _ = cache.key.shape
     group = heads // kv_heads
     head_pad = max(MIN_DOT, triton.next_power_of_2(head_dim))
-    tiles = _tiles(q, head_pad, batch.max_query_len * group)
+    tiles = _tiles(q, cache.key, head_pad, group, batch.max_query_len)
     rows = max(tiles.rows, triton.next_power_of_2(group))
     _prefill_kernel[(num_tokens // (rows // group) + sequences, kv_heads)](
         q,

@@ -135,12 +135,11 @@ def resources_of(launch: Launch, target: Target) -> Resources:
     compiled = triton.compile(source, target=target.gpu, options=launch.options)
     if target.gpu.backend == "hip":
         text = compiled.asm["amdgcn"]
-        found = {
-            key: int(value)
-            for key, value in re.findall(r"\.(vgpr_count|[sv]gpr_spill_count):\s*(\d+)", text)
-        }
-        spills = found["vgpr_spill_count"] + found["sgpr_spill_count"]
-        return Resources(found["vgpr_count"], compiled.metadata.shared, spills)
+        # Scalar registers spill into lanes of vector registers, not to memory: they do not count.
+        found = dict(re.findall(r"\.(vgpr_count|vgpr_spill_count):\s*(\d+)", text))
+        return Resources(
+            int(found["vgpr_count"]), compiled.metadata.shared, int(found["vgpr_spill_count"])
+        )
     with tempfile.TemporaryDirectory() as directory:
         binary = Path(directory, "kernel.cubin")
         binary.write_bytes(compiled.asm["cubin"])
