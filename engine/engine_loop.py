@@ -161,7 +161,8 @@ class EngineLoop:
                         self._engine.add_request(message)
                     except RequestError as error:
                         choices = range(message.params.num_sequences)
-                        deltas += _error_deltas(message.request_id, choices, error.message)
+                        refused = _error_deltas(message.request_id, choices, error.message)
+                        deltas += [delta._replace(refusal=error) for delta in refused]
                 case AbortRequest():
                     self._engine.abort(message.request_id, message.index)
                 case ResetPrefixCache():

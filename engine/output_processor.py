@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from octavo.engine.core.errors import OctavoError, RequestFailedError
 from octavo.engine.core.model_output import TokenLogprobs
 from octavo.engine.core.pooling import Embedding
 from octavo.engine.core.request import FinishReason
@@ -97,7 +98,7 @@ class ProcessedOutputs:
 
     outputs: dict[str, list[ChoiceOutput]] = field(default_factory=dict)
     aborts: list[tuple[str, int]] = field(default_factory=list)
-    errors: dict[str, str] = field(default_factory=dict)
+    errors: dict[str, OctavoError] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -160,7 +161,8 @@ class OutputProcessor:
             if request is None or delta.index in request.finished:
                 continue
             if delta.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
-                result.errors[delta.request_id] = delta.error or "The request was aborted"
+                message = delta.error or "The request was aborted"
+                result.errors[delta.request_id] = delta.refusal or RequestFailedError(message)
                 self.remove(delta.request_id)
                 continue
             try:
@@ -168,7 +170,9 @@ class OutputProcessor:
             except Exception:
                 # A fault in one request's text must not take the others with it.
                 logger.exception("Request %s failed while its text was made", delta.request_id)
-                result.errors[delta.request_id] = "The text of the request could not be made"
+                result.errors[delta.request_id] = RequestFailedError(
+                    "The text of the request could not be made"
+                )
                 self.remove(delta.request_id)
                 continue
             result.outputs.setdefault(delta.request_id, []).append(output)

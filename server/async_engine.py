@@ -18,7 +18,6 @@ from octavo.engine.core.errors import (
     EngineDeadError,
     NotReadyError,
     OctavoError,
-    RequestFailedError,
     RequestTimeoutError,
 )
 from octavo.engine.core.messages import AbortRequest, AddRequest, Message, ResetPrefixCache
@@ -382,14 +381,14 @@ class AsyncEngine:
         for request_id, outputs in processed.outputs.items():
             self._deliver(self._streams[request_id], outputs, now)
         broken = {delta.request_id for delta in deltas if _is_corrupted(delta)}
-        for request_id, message in processed.errors.items():
+        for request_id, error in processed.errors.items():
             if request_id in broken:
                 self._metrics.count_corrupted()
             # A dying engine reports its requests one by one before it says that it is dead.
             dead = self._thread.fatal_error is not None
             stream = self._streams[request_id]
             stream.reason = FinishReason.ERROR
-            stream.fail(_dead() if dead else RequestFailedError(message))
+            stream.fail(_dead() if dead else error)
         if self._backlog:
             self._loop.call_soon(self._drain)
         else:

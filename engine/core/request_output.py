@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from octavo.engine.core.errors import RequestError
 from octavo.engine.core.model_output import TokenLogprobs
 from octavo.engine.core.pooling import Embedding
 from octavo.engine.core.request import FinishReason
@@ -15,7 +16,8 @@ class SequenceDelta(NamedTuple):
     four times as long to make.
 
     `finish_reason` is set on the one terminal delta of the choice; nothing follows it.
-    `stop_reason` is the client's stop id that matched. `error` is set with FinishReason.ERROR.
+    `stop_reason` is the client's stop id that matched. `error` is set with FinishReason.ERROR,
+    and `refusal` too when the request itself was at fault.
     `num_cached_tokens` is the number of prompt tokens taken from the prefix cache.
     `scheduled_time` is the `time.monotonic()` second at which the request first ran; None before.
     `prompt_logprobs` arrives once, on the first delta of choice 0, where asked for.
@@ -37,6 +39,7 @@ class SequenceDelta(NamedTuple):
     embedding: Embedding | None = None
     cumulative_logprob: float | None = None
     score: float | None = None
+    refusal: RequestError | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from engine_harness import Harness, Sizes
 from simulated_model import solo_text
 
 from octavo.engine.core.block_map import BlockMap, BlockOwner
-from octavo.engine.core.errors import EngineDeadError, InvalidRequestError
+from octavo.engine.core.errors import ContextLengthError, EngineDeadError, InvalidRequestError
 from octavo.engine.core.messages import (
     AbortRequest,
     AddRequest,
@@ -130,6 +130,7 @@ def test_a_refused_request_gets_one_error_per_choice_and_harms_nobody(receiver: 
     for index in range(2):
         assert receiver.reasons("too long", index) == ["error"]
         assert "context" in str(receiver.error("too long", index))
+        assert isinstance(receiver.deltas["too long", index][-1].refusal, ContextLengthError)
     assert receiver.reasons("good") == ["length"]
 
 

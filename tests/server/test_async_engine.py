@@ -14,8 +14,8 @@ from octavo_fixtures import byte_ids, token_id
 from octavo.config.engine import EngineConfig
 from octavo.config.server import ServerConfig
 from octavo.engine.core.errors import (
+    ContextLengthError,
     EngineDeadError,
-    InvalidRequestError,
     NotReadyError,
     RequestFailedError,
     RequestTimeoutError,
@@ -219,7 +219,7 @@ async def test_h01_rows_of_nan_are_counted(rig: Open) -> None:
         r.executor.poison = {0}
         with pytest.raises(RequestFailedError):
             await r.outputs(r.request())
-        with pytest.raises(RequestFailedError):
+        with pytest.raises(ContextLengthError):
             await r.outputs(r.request("a" * 600))
 
         assert r.sample("octavo:corrupted_requests_total") == 1
@@ -236,10 +236,10 @@ async def test_a11_a_failed_row_ends_its_request_only(rig: Open) -> None:
     assert results[1] == "hello"
 
 
-async def test_a_request_that_the_engine_refuses_fails(rig: Open) -> None:
+async def test_what_the_engine_refuses_stays_the_clients_fault(rig: Open) -> None:
     async with rig(HELLO) as r:
-        with pytest.raises((RequestFailedError, InvalidRequestError)):
-            await r.outputs(r.request("x" * 600))
+        with pytest.raises(ContextLengthError):
+            await r.outputs(r.request("x" * 600, n=2))
 
         assert await r.text(r.request()) == "hello"
 
