@@ -367,6 +367,19 @@ class AsyncEngine:
             self._drain()
 
     def _drain(self) -> None:
+        """Deliver what the engine gave, a slice at a time; a fault here is the engine's end.
+
+        Nothing else would ever take up what is left, and every stream would stand still.
+        """
+        try:
+            self._drain_slice()
+        except Exception as error:
+            logger.exception("The engine's results could not be delivered")
+            self._backlog.clear()
+            self._handoff.release()
+            self._thread.fail(f"{type(error).__name__}: {error}")
+
+    def _drain_slice(self) -> None:
         slice_size = min(_SLICE, len(self._backlog))
         deltas = [self._backlog.popleft() for _ in range(slice_size)]
         for delta in deltas:

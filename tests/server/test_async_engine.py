@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,12 @@ from octavo.engine.core.errors import (
 )
 from octavo.engine.core.messages import Message, ResetPrefixCache
 from octavo.engine.core.request import FinishReason
+from octavo.engine.core.request_output import SequenceDelta
 from octavo.engine.core.sampling_params import SamplingParams
 from octavo.engine.engine_loop import Heartbeat
-from octavo.engine.output_processor import ChoiceOutput
+from octavo.engine.output_processor import ChoiceOutput, ProcessedOutputs
 from octavo.engine.tokenizer import Tokenizer
+from octavo.server import async_engine
 from octavo.server.async_engine import AsyncEngine, GenerateRequest, OnFatal, OnStep, TimeLimits
 from octavo.server.metrics import ServerMetrics
 
@@ -325,6 +327,29 @@ async def test_an_answer_just_before_the_end_does_not_hide_the_end(byte_bpe_dir:
 
     assert await engine.reset_prefix_cache()
     assert deaths == ["broken"]
+
+
+@pytest.mark.parametrize("with_backlog", [False, True])
+async def test_a_fault_between_engine_and_streams_is_the_engines_end(
+    rig: Open, monkeypatch: pytest.MonkeyPatch, with_backlog: bool
+) -> None:
+    if with_backlog:
+        monkeypatch.setattr(async_engine, "_SLICE", 1)
+    async with rig(ENDLESS) as r:
+
+        def process(deltas: Iterable[SequenceDelta]) -> ProcessedOutputs:
+            raise KeyError("lost")
+
+        tasks = [asyncio.create_task(r.outputs(r.request())) for _ in range(3)]
+        await asyncio.sleep(0)
+        monkeypatch.setattr(r.engine._processor, "process", process)
+        async with asyncio.timeout(5):
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        await r.died()
+        assert [type(result) for result in results] == [EngineDeadError] * 3
+        assert r.deaths == ["KeyError: 'lost'"]
+        with pytest.raises(EngineDeadError):
+            await r.outputs(r.request())
 
 
 async def test_all_requests_can_be_ended_with_a_reason(rig: Open) -> None:
