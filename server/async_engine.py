@@ -12,15 +12,22 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
+from octavo.engine.core.block_map import BlockMap
 from octavo.engine.core.errors import (
     EngineDeadError,
     NotReadyError,
     OctavoError,
     RequestTimeoutError,
 )
-from octavo.engine.core.messages import AbortRequest, AddRequest, Message, ResetPrefixCache
+from octavo.engine.core.messages import (
+    AbortRequest,
+    AddRequest,
+    Message,
+    ResetPrefixCache,
+    TakeBlockMap,
+)
 from octavo.engine.core.request import FinishReason
 from octavo.engine.core.request_output import EngineStats, SequenceDelta
 from octavo.engine.core.sampling_params import SamplingParams
@@ -33,6 +40,8 @@ from octavo.server.handoff import Handoff
 from octavo.server.metrics import RequestSummary, RequestTimes, ServerMetrics
 
 logger = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
 
 # Deltas turned into text before other tasks of the event loop get a turn.
 _SLICE = 64
@@ -165,7 +174,7 @@ class AsyncEngine:
         self._failure: str | None = None
         self._num_waiting_tokens = 0
         self._last_requests = LastRequests()
-        self._replies: set[asyncio.Future[bool]] = set()
+        self._replies: set[asyncio.Future[Any]] = set()
 
     def start(self) -> None:
         """Start the engine's thread."""
@@ -258,17 +267,28 @@ class AsyncEngine:
 
         Raises EngineDeadError, also when the engine dies before it answers.
         """
+        return await self._ask(ResetPrefixCache)
+
+    async def block_map(self) -> BlockMap:
+        """Return a picture of the block pool between two steps.
+
+        Raises EngineDeadError, also when the engine dies before it answers.
+        """
+        return await self._ask(TakeBlockMap)
+
+    async def _ask(self, question: Callable[[Callable[[Answer], None]], Message]) -> Answer:
+        """Post the message that `question` makes of where its answer goes, and wait for it."""
         if self._failure is not None:
             raise _dead()
-        answer: asyncio.Future[bool] = self._loop.create_future()
+        answer: asyncio.Future[Answer] = self._loop.create_future()
         self._replies.add(answer)
         answer.add_done_callback(self._replies.discard)
 
-        def reply(done: bool) -> None:
+        def reply(value: Answer) -> None:
             with contextlib.suppress(RuntimeError):  # the event loop is closed
-                self._loop.call_soon_threadsafe(_resolve, answer, done)
+                self._loop.call_soon_threadsafe(_resolve, answer, value)
 
-        self._thread.post(ResetPrefixCache(reply))
+        self._thread.post(question(reply))
         return await answer
 
     def abort_all(self, error: OctavoError) -> None:
@@ -443,7 +463,7 @@ def _is_corrupted(delta: SequenceDelta) -> bool:
     return delta.finish_reason is FinishReason.ERROR and delta.scheduled_time is not None
 
 
-def _resolve(answer: asyncio.Future[bool], value: bool) -> None:
+def _resolve(answer: asyncio.Future[Answer], value: Answer) -> None:
     if not answer.done():
         answer.set_result(value)
 

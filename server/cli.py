@@ -24,6 +24,9 @@ COMMANDS: Mapping[str, _Command] = {
     ),
     "bench": _Command("octavo.loadtest.cli", "bench", "Measure a running server."),
     "top": _Command("octavo.server.top.commands", "top", "Watch a running server."),
+    "blocks": _Command(
+        "octavo.server.blocks.commands", "blocks", "Draw the block pool of a running server."
+    ),
     "env": _Command("octavo.server.commands", "env", "Show versions and hardware."),
 }
 

@@ -1,13 +1,18 @@
 """Routes for the operator: there only with --enable-admin, and behind a key of their own."""
 
+import asyncio
 from typing import Annotated
 
+import orjson
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, Field
+from starlette.responses import Response
 
+from octavo.engine.core.block_map import BlockMap
 from octavo.engine.core.errors import AdminKeyError, InvalidRequestError
 from octavo.server.context import current_request
 from octavo.server.openapi import ERROR_RESPONSES, describe_body
+from octavo.server.protocol.blocks import BlocksAnswer
 from octavo.server.protocol.common import RequestBody
 from octavo.server.state import AppState, get_state
 from octavo.server.validation.fields import read_fields
@@ -27,16 +32,6 @@ class ResetAnswer(BaseModel):
     """Whether the prefix cache was emptied; it is not while any sequence holds a block."""
 
     reset: bool
-
-
-class BlocksAnswer(BaseModel):
-    """The state of the block pool after the last step."""
-
-    num_blocks: int
-    num_used_blocks: int
-    block_size: int
-    prefix_cache_queries: int
-    prefix_cache_hits: int
 
 
 class ProfileRequest(RequestBody):
@@ -61,17 +56,31 @@ async def reset_prefix_cache(state: State) -> ResetAnswer:
     return ResetAnswer(reset=await state.require_serving().engine.reset_prefix_cache())
 
 
-@router.get("/debug/blocks")
-async def blocks(state: State) -> BlocksAnswer:
-    """Say how the block pool is used."""
-    serving = state.require_serving()
-    stats = serving.engine.stats()
-    return BlocksAnswer(
-        num_blocks=stats.num_blocks,
-        num_used_blocks=stats.num_used_blocks,
-        block_size=serving.limits.block_size,
-        prefix_cache_queries=stats.prefix_cache_queries,
-        prefix_cache_hits=stats.prefix_cache_hits,
+@router.get("/debug/blocks", response_model=BlocksAnswer)
+async def blocks(state: State) -> Response:
+    """Say of every block of the pool what it is held for. Waits for the end of the running step."""
+    engine = state.require_serving().engine
+    block_map = await engine.block_map()
+    stats = engine.stats()
+    # Many blocks make a long text.
+    content = await asyncio.to_thread(
+        _blocks_body, block_map, stats.prefix_cache_queries, stats.prefix_cache_hits
+    )
+    return Response(content, media_type="application/json")
+
+
+def _blocks_body(block_map: BlockMap, num_queries: int, num_hits: int) -> bytes:
+    return orjson.dumps(
+        {
+            "num_blocks": len(block_map.blocks),
+            "num_used_blocks": sum(block.ref_count > 0 for block in block_map.blocks),
+            "block_size": block_map.block_size,
+            "num_wasted_slots": block_map.num_wasted_slots,
+            "waste": block_map.waste,
+            "prefix_cache_queries": num_queries,
+            "prefix_cache_hits": num_hits,
+            "blocks": [block._asdict() for block in block_map.blocks],
+        }
     )
 
 

@@ -78,9 +78,7 @@ async def test_the_prefix_cache_is_reset_when_nothing_runs(serve_app: ServeApp) 
         served.executor.step_seconds = 0.01
         running = asyncio.create_task(ask(served, max_tokens=100))
         async with asyncio.timeout(10):
-            while (await served.client.get("/debug/blocks", headers=ADMIN)).json()[
-                "num_used_blocks"
-            ] == 0:
+            while served.state.require_serving().engine.stats().num_used_blocks == 0:
                 await asyncio.sleep(0.005)
         refused = asyncio.create_task(served.client.post("/reset_prefix_cache", headers=ADMIN))
         await asyncio.sleep(0.05)
@@ -92,19 +90,48 @@ async def test_the_prefix_cache_is_reset_when_nothing_runs(serve_app: ServeApp) 
     assert (await refused).json() == {"reset": False}
 
 
-async def test_a_dying_engine_answers_the_reset(serve_app: ServeApp) -> None:
+async def test_every_block_says_what_it_is_held_for(serve_app: ServeApp) -> None:
+    async with serve_app(ENDLESS, **CONFIG) as served:
+        await served.wait_for(Phase.READY)
+        empty = (await served.client.get("/debug/blocks", headers=ADMIN)).json()
+        served.executor.step_seconds = 0.005
+        running = asyncio.create_task(ask(served, prompt=[97] * 40, max_tokens=100, n=3))
+        async with asyncio.timeout(10):
+            while served.state.require_serving().engine.stats().num_used_blocks < 5:
+                await asyncio.sleep(0.005)
+            found = (await served.client.get("/debug/blocks", headers=ADMIN)).json()
+            await running
+
+    free = {"owner": "free", "ref_count": 0, "hashed": False, "num_filled": 0}
+    assert empty["blocks"] == [free] * empty["num_blocks"] and empty["waste"] == 0
+    # 40 tokens: two full blocks for all three choices, and a tail for each of them.
+    held = [block for block in found["blocks"] if block["ref_count"]]
+    shared = {"owner": "prompt", "ref_count": 3, "hashed": True, "num_filled": 16}
+    assert held.count(shared) == 2 and len(held) == found["num_used_blocks"] >= 5
+    assert {block["owner"] for block in held} <= {"prompt", "output"}
+    filled = sum(block["num_filled"] for block in held)
+    assert found["num_wasted_slots"] == 16 * len(held) - filled
+    assert found["waste"] == pytest.approx(1 - filled / (16 * len(held)))
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/reset_prefix_cache"), ("GET", "/debug/blocks")]
+)
+async def test_a_dying_engine_answers_what_it_was_asked(
+    serve_app: ServeApp, method: str, path: str
+) -> None:
     async with serve_app(ENDLESS, **CONFIG) as served:
         await served.wait_for(Phase.READY)
         served.executor.gate.clear()
         running = asyncio.create_task(ask(served))
         while served.state.require_serving().engine.step_seconds() == 0:
             await asyncio.sleep(0.005)
-        reset = asyncio.create_task(served.client.post("/reset_prefix_cache", headers=ADMIN))
+        asked = asyncio.create_task(served.client.request(method, path, headers=ADMIN))
         await asyncio.sleep(0.05)
         served.executor.fail_with = ValueError("broken")
         served.executor.gate.set()
         async with asyncio.timeout(5):
-            answer = await reset
+            answer = await asked
             await running
 
     assert answer.status_code == 503

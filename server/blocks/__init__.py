@@ -1,0 +1,1 @@
+"""`octavo blocks`: a live map of a running server's block pool."""
