@@ -7,8 +7,10 @@ the company, in any element type. This rests on three rules, held by tests: a li
 over its inputs in one chain in their order, for each number of rows; sums across the lanes of a
 vector spell out their order; spans of keys begin at multiples of their length.
 
-It costs nothing that could be measured: one token's linear layers of a 135M model take 20.4 ms of
-processor time against 20.6 with two chains, since they wait for memory.
+What it costs was measured on a busy machine only, in processor time of the linear layers of a
+135M model on one thread, four interleaved runs each, against two chains for one or two tokens:
+for one token 24.6 to 31.1 ms against 24.1 to 27.5, for two 24.8 to 32.4 against 25.1 to 30.5. So
+for one token up to a tenth may be lost; the spread of the runs is as large.
 """
 
 from octavo.kernels.cpu.activation import gelu_and_mul, silu_and_mul
