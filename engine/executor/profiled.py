@@ -28,12 +28,17 @@ class Recording:
 
 
 class ProfiledExecutor:
-    """Runs all steps through `inner`, some of them under torch's profiler."""
+    """Runs all steps through `inner`, some of them under torch's profiler.
+
+    A profiler that fails costs its trace, never a step.
+    """
 
     def __init__(self, inner: Executor) -> None:
         self._inner = inner
         self._lock = threading.Lock()
         self._wanted: Recording | None = None
+        # What follows belongs to the engine thread.
+        self._current: Recording | None = None
         self._profiler: profile | None = None
         self._steps_left = 0
 
@@ -51,41 +56,70 @@ class ProfiledExecutor:
             return True
 
     def cancel(self) -> None:
-        """Forget the wish; a profiler that runs already is stopped with the next step."""
+        """Forget the wish; a profiler that runs already is stopped before the next step."""
         with self._lock:
             self._wanted = None
 
     def execute_model(self, plan: SchedulerOutput) -> ModelOutput:
         """Carry out one step of the inner executor."""
         wanted = self._wanted
-        if wanted is None and self._profiler is None:
+        if wanted is not self._current:
+            self._drop()
+            if wanted is not None:
+                self._begin(wanted)
+        if self._current is None:
             return self._inner.execute_model(plan)
-        if wanted is not None and self._profiler is None:
-            self._steps_left = wanted.num_steps
-            self._profiler = profile()
-            self._profiler.start()
         try:
             return self._inner.execute_model(plan)
         finally:
             self._steps_left -= 1
-            if wanted is None or self._steps_left == 0:
-                self._stop(wanted)
+            if self._steps_left == 0:
+                self._finish(self._current)
 
     def shutdown(self) -> None:
         """Release what the inner executor holds."""
         self._inner.shutdown()
 
-    def _stop(self, wanted: Recording | None) -> None:
-        assert self._profiler is not None
-        profiler, self._profiler = self._profiler, None
-        profiler.stop()
-        if wanted is None:
+    def _begin(self, recording: Recording) -> None:
+        try:
+            profiler = profile()
+            profiler.start()
+        except Exception as failure:  # torch's profiler, which may not be built for the device
+            _logger.exception("The profiler could not be started")
+            self._answer(recording, f"the profiler could not be started: {failure}")
             return
+        self._current, self._profiler, self._steps_left = recording, profiler, recording.num_steps
+
+    def _finish(self, recording: Recording) -> None:
         error = None
         try:
-            profiler.export_chrome_trace(str(wanted.path))
+            profiler = self._stop()
+            profiler.export_chrome_trace(str(recording.path))
         except OSError as failure:
             _logger.warning("The trace could not be written: %s", failure)
             error = f"the trace could not be written: {failure.strerror}"
-        self.cancel()
-        wanted.done(error)
+        except Exception as failure:
+            _logger.exception("The profiler failed")
+            error = f"the profiler failed: {failure}"
+        self._answer(recording, error)
+
+    def _drop(self) -> None:
+        """Stop a profiler whose recording nobody waits for any more."""
+        if self._current is None:
+            return
+        try:
+            self._stop()
+        except Exception:
+            _logger.exception("The profiler failed")
+
+    def _stop(self) -> profile:
+        assert self._profiler is not None
+        profiler, self._profiler, self._current = self._profiler, None, None
+        profiler.stop()
+        return profiler
+
+    def _answer(self, recording: Recording, error: str | None) -> None:
+        with self._lock:
+            if self._wanted is recording:
+                self._wanted = None
+        recording.done(error)
