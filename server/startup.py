@@ -42,7 +42,8 @@ def load_engine(
         tokenizer,
         server_config.chat_template_content_format,
     )
-    report(f"loading the weights of {checkpoint.name} and warming up")
+    # Anyone may ask for the progress: it tells no paths of this machine.
+    report(f"loading the weights of {Path(checkpoint.name).name} and warming up")
     executor = _make_executor(engine_config, checkpoint)
     limits = _limits(engine_config, checkpoint, executor)
     profiled = ProfiledExecutor(executor) if server_config.enable_admin else None
