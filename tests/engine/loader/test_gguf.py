@@ -305,6 +305,10 @@ def test_starter_facts(starter_checkpoint):
     assert config.eos_token_ids == (2,)
 
 
+def test_starter_samples_as_its_model_card_advises(starter_checkpoint):
+    assert starter_checkpoint.generation_defaults == {"temperature": 0.2, "top_p": 0.9}
+
+
 def test_starter_tokenizer_cuts_digits_and_keeps_control_tokens(starter_checkpoint):
     tokenizer = Tokenizer.from_directory(starter_checkpoint.tokenizer_dir)
     pieces = [tokenizer.token_piece(token) for token in tokenizer.encode("in  2024<|im_end|>")]
