@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from octavo.config.server import ServerConfig
-from octavo.engine.core.errors import InvalidRequestError
+from octavo.engine.core.errors import ContextLengthError, InvalidRequestError
 from octavo.engine.core.request import FinishReason
 from octavo.engine.core.sampling_params import SamplingParams
 from octavo.engine.output_processor import ChoiceOutput, TokenRecord
@@ -263,9 +263,9 @@ class ResponsesService:
             return self._chat.encode_messages(
                 prompt, None if effort is None else {"reasoning_effort": effort}
             )
-        except InvalidRequestError as error:
+        except (InvalidRequestError, ContextLengthError) as error:
             param = "input" if error.param == "messages" else error.param
-            raise InvalidRequestError(error.message, param) from None
+            raise type(error)(error.message, param) from None
 
 
 def _echoed(body: ResponsesRequest, params: SamplingParams) -> JsonDict:

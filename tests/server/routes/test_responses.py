@@ -172,6 +172,11 @@ async def test_forms_of_input_make_the_prompt_of_the_chat_route(
         ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input", None),
         ({"input": "x " * 2000}, "input", "context_length_exceeded"),
         ({"max_output_tokens": 10_000}, "input", "context_length_exceeded"),
+        (
+            {"input": [{"role": "user", "content": "x"}] * 5000},
+            "input",
+            "context_length_exceeded",
+        ),
         ({"max_output_tokens": 0}, "max_output_tokens", None),
         ({"max_tokens": 5}, "max_tokens", "unsupported_parameter"),
         ({"previous_response_id": "resp_1"}, "previous_response_id", "unsupported_parameter"),
