@@ -1,6 +1,5 @@
 """`octavo blocks`: the map, its figures, and what it says when there is none."""
 
-import _thread
 import io
 from typing import Any
 
@@ -130,20 +129,21 @@ def test_once_fails_with_a_reason(reply: Answer, text: str) -> None:
 
 
 def test_the_map_is_drawn_anew_until_the_user_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("octavo.server.blocks.commands.INTERVAL_S", 0.01)
     pools = [POOL, None, [*POOL[:-1], block("output", 1, 16)]]
 
     def reply(asked: Asked) -> Answer:
-        if not pools:
-            _thread.interrupt_main()
-            return error_answer(503, "no")
         pool = pools.pop(0)
         return error_answer(503, "no") if pool is None else json_answer(answer(pool))
 
+    def wait(seconds: float) -> None:
+        if not pools:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("octavo.server.blocks.commands.time.sleep", wait)
     with serve(**{PATH: reply}) as server:
         result = CliRunner().invoke(blocks, ["--url", server.url])
 
     assert result.exit_code == 0
-    assert len(server.asked) == 4
+    assert len(server.asked) == 3
     # What is no terminal gets the last picture only.
     assert "octavo blocks" in result.output and "0 3█▁▅+░·█" in result.output
