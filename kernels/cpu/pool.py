@@ -58,8 +58,8 @@ _YIELD_AFTER = 50_000
 # for a number of jobs that doubles from one such period to the next.
 _PERIOD = 128
 _MOST_GAIN = 250_000
-_WORST_LOSS = 12_500_000
-_FEWEST_ALONE, _MOST_ALONE = 128, 1024
+_WORST_LOSS = 2_500_000
+_FEWEST_ALONE, _MOST_ALONE = 128, 8192
 
 
 @compiled
