@@ -16,7 +16,6 @@ from octavo.config.effective import describe_configs
 from octavo.config.engine import EngineConfig
 from octavo.config.env import octavo_variables, set_thread_defaults
 from octavo.config.flags import (
-    Flag,
     FlagError,
     Setting,
     all_flags,
@@ -25,6 +24,7 @@ from octavo.config.flags import (
     settings_from_options,
     settings_from_variables,
 )
+from octavo.config.options import flag_option
 from octavo.config.server import ServerConfig
 from octavo.engine.core.errors import ConfigurationError
 from octavo.server.environment import describe_environment
@@ -35,35 +35,6 @@ logger = logging.getLogger(__name__)
 
 _USAGE_ERROR = 2
 _CONFIG_VARIABLE = "OCTAVO_CONFIG"
-_METAVARS = {"int": "INTEGER", "float": "NUMBER", "json": "JSON"}
-
-
-def _option(flag: Flag) -> click.Option:
-    names = [flag.option, flag.field]
-    if flag.kind == "bool":
-        names[0] = f"{flag.option}/--no-{flag.key}"
-    kind: click.ParamType[Any] = click.STRING
-    if flag.kind == "choice":
-        kind = click.Choice(flag.choices)
-    elif flag.kind == "bool":
-        kind = click.BOOL
-    return click.Option(
-        names,
-        type=kind,
-        default=None,
-        multiple=flag.kind == "list",
-        metavar=_METAVARS.get(flag.kind),
-        help=flag.description + _default_text(flag),
-    )
-
-
-def _default_text(flag: Flag) -> str:
-    if flag.default is None or flag.default == ():
-        return ""
-    value = ", ".join(flag.default) if flag.kind == "list" else flag.default
-    if flag.kind == "bool":
-        value = "on" if flag.default else "off"
-    return f"  [default: {value}]" if value != "" else ""
 
 
 def _config_options(command: Callable[..., None]) -> click.Command:
@@ -80,7 +51,7 @@ def _config_options(command: Callable[..., None]) -> click.Command:
             is_flag=True,
             help="Show the values in force and where each came from, and end.",
         ),
-        *(_option(flag) for flag in all_flags().values()),
+        *(flag_option(flag) for flag in all_flags().values()),
     ]
     return click.Command("serve", callback=command, params=params, help=command.__doc__)
 

@@ -6,15 +6,12 @@ from pathlib import Path
 
 from octavo.config.engine import EngineConfig
 from octavo.config.server import ServerConfig
+from octavo.engine.assembly import engine_limits, make_executor
 from octavo.engine.core.errors import ConfigurationError
-from octavo.engine.core.limits import EngineLimits, HostMemory
 from octavo.engine.engine_loop import EngineLoop
-from octavo.engine.executor.encoder import EncoderExecutor
-from octavo.engine.executor.null import NullExecutor
 from octavo.engine.executor.profiled import ProfiledExecutor
-from octavo.engine.executor.uniproc import UniprocExecutor
 from octavo.engine.llm_engine import LLMEngine
-from octavo.engine.loader import Checkpoint, EncoderCheckpoint, resolve_checkpoint
+from octavo.engine.loader import resolve_checkpoint
 from octavo.engine.tokenizer import Tokenizer
 from octavo.server.async_engine import EngineThread, OnFatal, OnStep
 from octavo.server.chat_template import ChatTemplate
@@ -22,9 +19,6 @@ from octavo.server.loaded_engine import LoadedEngine, Report
 from octavo.server.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
-
-AnyCheckpoint = Checkpoint | EncoderCheckpoint
-AnyExecutor = UniprocExecutor | NullExecutor | EncoderExecutor
 
 
 def load_engine(
@@ -44,8 +38,8 @@ def load_engine(
     )
     # Anyone may ask for the progress: it tells no paths of this machine.
     report(f"loading the weights of {Path(checkpoint.name).name} and warming up")
-    executor = _make_executor(engine_config, checkpoint)
-    limits = _limits(engine_config, checkpoint, executor)
+    executor = make_executor(engine_config, checkpoint)
+    limits = engine_limits(engine_config, checkpoint, executor)
     profiled = ProfiledExecutor(executor) if server_config.enable_admin else None
     engine = LLMEngine(engine_config, limits, profiled or executor)
     logger.info("Loaded and warmed up in %.1f s", time.monotonic() - started)
@@ -68,33 +62,6 @@ def load_engine(
         generates=checkpoint.generates,
     )
     return LoadedEngine(model, limits, make_thread, profiled)
-
-
-def _make_executor(config: EngineConfig, checkpoint: AnyCheckpoint) -> AnyExecutor:
-    if isinstance(checkpoint, EncoderCheckpoint):
-        return EncoderExecutor(config, checkpoint)
-    if config.load.load_format == "null":
-        logger.warning("No model is run: the answers are meaningless (--load-format null)")
-        return NullExecutor(config, checkpoint.model_config)
-    return UniprocExecutor(config, checkpoint)
-
-
-def _limits(config: EngineConfig, checkpoint: AnyCheckpoint, executor: AnyExecutor) -> EngineLimits:
-    if isinstance(executor, UniprocExecutor):
-        host_memory, window = executor.host_memory, executor.window
-    else:
-        host_memory, window = HostMemory(), None
-    return EngineLimits(
-        max_model_len=executor.max_model_len,
-        max_num_seqs=executor.max_num_seqs,
-        max_num_batched_tokens=executor.max_num_batched_tokens,
-        num_blocks=executor.num_blocks,
-        block_size=config.cache.block_size,
-        vocab_size=checkpoint.vocab_size,
-        eos_token_ids=checkpoint.eos_token_ids,
-        host_memory=host_memory,
-        window=window,
-    )
 
 
 def _template_source(config: ServerConfig) -> str | None:

@@ -1,0 +1,46 @@
+"""From a checkpoint to an engine: which executor runs it, and what it measured."""
+
+import logging
+
+from octavo.config.engine import EngineConfig
+from octavo.engine.core.limits import EngineLimits, HostMemory
+from octavo.engine.executor.encoder import EncoderExecutor
+from octavo.engine.executor.null import NullExecutor
+from octavo.engine.executor.uniproc import UniprocExecutor
+from octavo.engine.loader import Checkpoint, EncoderCheckpoint
+
+logger = logging.getLogger(__name__)
+
+AnyCheckpoint = Checkpoint | EncoderCheckpoint
+AnyExecutor = UniprocExecutor | NullExecutor | EncoderExecutor
+
+
+def make_executor(config: EngineConfig, checkpoint: AnyCheckpoint) -> AnyExecutor:
+    """Load the weights and warm up. Raises ConfigurationError, of which CheckpointError is one."""
+    if isinstance(checkpoint, EncoderCheckpoint):
+        return EncoderExecutor(config, checkpoint)
+    if config.load.load_format == "null":
+        logger.warning("No model is run: the answers are meaningless (--load-format null)")
+        return NullExecutor(config, checkpoint.model_config)
+    return UniprocExecutor(config, checkpoint)
+
+
+def engine_limits(
+    config: EngineConfig, checkpoint: AnyCheckpoint, executor: AnyExecutor
+) -> EngineLimits:
+    """The sizes that `executor` settled, as the engine wants them."""
+    if isinstance(executor, UniprocExecutor):
+        host_memory, window = executor.host_memory, executor.window
+    else:
+        host_memory, window = HostMemory(), None
+    return EngineLimits(
+        max_model_len=executor.max_model_len,
+        max_num_seqs=executor.max_num_seqs,
+        max_num_batched_tokens=executor.max_num_batched_tokens,
+        num_blocks=executor.num_blocks,
+        block_size=config.cache.block_size,
+        vocab_size=checkpoint.vocab_size,
+        eos_token_ids=checkpoint.eos_token_ids,
+        host_memory=host_memory,
+        window=window,
+    )
