@@ -5,6 +5,10 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from octavo.kernels.attention_args import PagedBatch
+from octavo.kernels.cache_args import PagedCache
+from octavo.kernels.rotary_args import HeadNorm, Rotation
+from octavo.kernels.sampling_args import SamplingFilters
+from octavo.kernels.seeded_args import Cutoff, Penalties, SeededDraws, TokenCounts
 
 
 class Kernels(Protocol):
@@ -48,3 +52,40 @@ class Kernels(Protocol):
     def copy_blocks(
         self, key_cache: Tensor, value_cache: Tensor, src: Tensor, dst: Tensor
     ) -> None: ...
+
+
+class DeviceKernels(Kernels, Protocol):
+    """A back end that has, beside these, what only pays on a GPU."""
+
+    def rotate_and_cache(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        norm: HeadNorm | None,
+        rotation: Rotation,
+        cache: PagedCache,
+        slot_mapping: Tensor,
+    ) -> Tensor: ...
+
+    def scaled_paged_attention(
+        self,
+        q: Tensor,
+        cache: PagedCache,
+        batch: PagedBatch,
+        scale: float,
+        window: int | None,
+        soft_cap: float | None,
+    ) -> Tensor: ...
+
+    def swap_blocks(
+        self, source: Tensor, target: Tensor, source_ids: Tensor, target_ids: Tensor
+    ) -> None: ...
+
+    def penalize(self, logits: Tensor, counts: TokenCounts, penalties: Penalties) -> None: ...
+
+    def find_cutoff(self, logits: Tensor, rows: Tensor, filters: SamplingFilters) -> Cutoff: ...
+
+    def draw_seeded(self, logits: Tensor, draws: SeededDraws, cutoff: Cutoff | None) -> Tensor: ...
+
+    def log_sum_exp(self, logits: Tensor) -> Tensor: ...

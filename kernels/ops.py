@@ -18,12 +18,15 @@ from torch import Tensor
 
 from octavo.kernels import cpu, reference
 from octavo.kernels.attention_args import PagedBatch
-from octavo.kernels.backend import Kernels
+from octavo.kernels.backend import DeviceKernels, Kernels
+from octavo.kernels.cache_args import PagedCache
 from octavo.kernels.reference import sampling
+from octavo.kernels.rotary_args import HeadNorm, Rotation
 from octavo.kernels.sampling_args import SamplingFilters, ScoredTokens
+from octavo.kernels.seeded_args import Cutoff, Penalties, SeededDraws, TokenCounts
 from octavo.kernels.step_program import NoLoweringError, StepProgram
 
-_gpu: Kernels = reference
+_gpu: DeviceKernels = reference
 if torch.cuda.is_available():
     # Elsewhere Triton would only cost the time to import it.
     from octavo.kernels import triton
@@ -50,6 +53,11 @@ def _backend(x: Tensor) -> Kernels:
     if x.is_cuda:
         return _gpu
     return cpu if x.is_cpu and cpu.usable(x.dtype) else reference
+
+
+def _device_backend(x: Tensor) -> DeviceKernels:
+    """As `_backend`, for ops that have no kernel of their own on CPU."""
+    return _gpu if x.is_cuda and not _reference_only.get() else reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +150,46 @@ def paged_attention(
     return _backend(q).paged_attention(q, key_cache, value_cache, batch, scale, window, soft_cap)
 
 
+def rotate_and_cache(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    norm: HeadNorm | None,
+    rotation: Rotation,
+    cache: PagedCache,
+    slot_mapping: Tensor,
+) -> Tensor:
+    """Norms and rotates the heads, stores keys and values, returns q [T, Hq, D].
+
+    q [T, Hq, D], k and v [T, Hkv, D]. The same as `rms_norm` of each head, `rotary_embedding` and
+    `write_kv_cache` in this order; one launch on a GPU. A cache with scales holds k and v divided
+    by them, and what e4m3 cannot hold becomes its largest number.
+    """
+    kernels = _backend(q)
+    if cache.key.dtype != k.dtype or kernels is not cpu:
+        return _device_backend(q).rotate_and_cache(q, k, v, norm, rotation, cache, slot_mapping)
+    if norm is not None:
+        q = kernels.rms_norm(q, norm.q_weight, norm.eps)
+        k = kernels.rms_norm(k, norm.k_weight, norm.eps)
+    q, k = kernels.rotary_embedding(q, k, rotation.positions, rotation.cos_sin)
+    kernels.write_kv_cache(k, v, cache.key, cache.value, slot_mapping)
+    return q
+
+
+def scaled_paged_attention(
+    q: Tensor,
+    cache: PagedCache,
+    batch: PagedBatch,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+) -> Tensor:
+    """As `paged_attention`, over a cache that may be e4m3 with scales."""
+    if cache.key.dtype == q.dtype and cache.key_scale is None and cache.value_scale is None:
+        return paged_attention(q, cache.key, cache.value, batch, scale, window, soft_cap)
+    return _device_backend(q).scaled_paged_attention(q, cache, batch, scale, window, soft_cap)
+
+
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     """silu(gate) * up for gate_up [T, 2 * N], the gate in the first half: [T, N]."""
     return _backend(gate_up).silu_and_mul(gate_up)
@@ -158,6 +206,15 @@ def copy_blocks(key_cache: Tensor, value_cache: Tensor, src: Tensor, dst: Tensor
     All reads come before all writes; `dst` holds no id twice.
     """
     _backend(key_cache).copy_blocks(key_cache, value_cache, src, dst)
+
+
+def swap_blocks(source: Tensor, target: Tensor, source_ids: Tensor, target_ids: Tensor) -> None:
+    """Copies blocks `source_ids` [n] of one cache to blocks `target_ids` [n] of another, in place.
+
+    Caches are [blocks, ...] with contiguous blocks of one shape and dtype; one of them may be in
+    pinned host memory. Ids are int64, on the GPU where there is one; `target_ids` holds none twice.
+    """
+    _device_backend(source_ids).swap_blocks(source, target, source_ids, target_ids)
 
 
 # Whole forward passes.
@@ -222,3 +279,34 @@ def draw_filtered(
 def score_tokens(logits: Tensor, token_ids: Tensor, num_top: int) -> ScoredTokens:
     """Log-softmax of `token_ids` [N] under `logits` fp32 [N, V], with the `num_top` best ids."""
     return sampling.score_tokens(logits, token_ids, num_top)
+
+
+# Sampling without leaving the device: nothing waits for results, and shapes are fixed.
+
+
+def penalize(logits: Tensor, counts: TokenCounts, penalties: Penalties) -> None:
+    """Applies `penalties` to `logits` fp32 [R, V] in place: repetition, frequency, presence."""
+    _device_backend(logits).penalize(logits, counts, penalties)
+
+
+def find_cutoff(logits: Tensor, rows: Tensor, filters: SamplingFilters) -> Cutoff:
+    """The tokens of `logits` fp32 [R, V] that min_p, then top_k, then top_p leave of each row.
+
+    `rows` int64 [N] and `filters` as in `draw_filtered`, whose rules hold.
+    """
+    return _device_backend(logits).find_cutoff(logits, rows, filters)
+
+
+def draw_seeded(logits: Tensor, draws: SeededDraws, cutoff: Cutoff | None) -> Tensor:
+    """One id per draw from the surviving tokens of its row: int64 [N].
+
+    Gumbel-max over `logits` fp32 [R, V] with noise that depends on a draw's stream and the token
+    only. Temperature 0 takes the best token, the lowest id on a tie.
+    """
+    return _device_backend(logits).draw_seeded(logits, draws, cutoff)
+
+
+def score_on_device(logits: Tensor, token_ids: Tensor, num_top: int) -> ScoredTokens:
+    """As `score_tokens`, without a wait for the device."""
+    total = _device_backend(logits).log_sum_exp(logits)
+    return sampling.score_with_total(logits, total, token_ids, num_top)

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from octavo.kernels.cache_args import PagedCache
+
 
 @dataclass(frozen=True, slots=True)
 class KVCacheLayout:
@@ -30,12 +32,8 @@ class KVCacheLayout:
         return 2 * self.num_kv_heads * self.block_size * self.head_dim * self.dtype.itemsize
 
 
-@dataclass(frozen=True, slots=True)
-class LayerKVCache:
-    """The cache tensors of one layer, each of `KVCacheLayout.shape`."""
-
-    key: Tensor
-    value: Tensor
+LayerKVCache = PagedCache
+"""The cache tensors of one layer, each of `KVCacheLayout.shape`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from torch import Tensor
 
 from octavo.engine.attention.metadata import AttentionMetadata, LayerKVCache
 from octavo.kernels import ops
+from octavo.kernels.rotary_args import HeadNorm, Rotation
 
 
 class PagedAttention:
@@ -17,8 +18,13 @@ class PagedAttention:
         self.window = window
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, cache: LayerKVCache, metadata: AttentionMetadata
+        self,
+        heads: tuple[Tensor, Tensor, Tensor],
+        norm: HeadNorm | None,
+        rotation: Rotation,
+        cache: LayerKVCache,
+        metadata: AttentionMetadata,
     ) -> Tensor:
-        """q [T, Hq, D], k and v [T, Hkv, D] -> [T, Hq, D]."""
-        ops.write_kv_cache(k, v, cache.key, cache.value, metadata.slot_mapping)
-        return ops.paged_attention(q, cache.key, cache.value, metadata, self.scale, self.window)
+        """`heads` are q [T, Hq, D], k and v [T, Hkv, D], not yet rotated -> [T, Hq, D]."""
+        q = ops.rotate_and_cache(*heads, norm, rotation, cache, metadata.slot_mapping)
+        return ops.scaled_paged_attention(q, cache, metadata, self.scale, self.window)

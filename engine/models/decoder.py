@@ -23,6 +23,7 @@ from octavo.engine.layers.norm import RMSNorm
 from octavo.engine.layers.rotary import RotaryEmbedding
 from octavo.engine.models.weights import dummy_weights, load_weights
 from octavo.kernels import ops
+from octavo.kernels.rotary_args import HeadNorm, Rotation
 from octavo.kernels.step_program import (
     HeadShape,
     LayerAttention,
@@ -62,20 +63,19 @@ class SelfAttention:
     def __call__(
         self,
         x: Tensor,
-        rotation: tuple[Tensor, Tensor],
+        rotation: Rotation,
         cache: LayerKVCache,
         metadata: AttentionMetadata,
     ) -> Tensor:
-        """x [T, hidden_size] -> the same shape; `rotation` is (cos_sin, row of each token)."""
+        """x [T, hidden_size] -> the same shape."""
         first_key = self.num_heads
         first_value = first_key + self.num_kv_heads
         heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)
         q, k, v = heads[:, :first_key], heads[:, first_key:first_value], heads[:, first_value:]
+        norm = None
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        cos_sin, rows = rotation
-        q, k = ops.rotary_embedding(q, k, rows, cos_sin)
-        attended = self.attention(q, k, v, cache, metadata)
+            norm = HeadNorm(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
+        attended = self.attention((q, k, v), norm, rotation, cache, metadata)
         return self.out(attended.flatten(1))
 
     def lower(self, program: StepProgram, x: Any, index: int) -> Any:  # noqa: ANN401
@@ -112,7 +112,7 @@ class DecoderLayer:
         self,
         x: Tensor,
         residual: Tensor | None,
-        rotation: tuple[Tensor, Tensor],
+        rotation: Rotation,
         cache: LayerKVCache,
         metadata: AttentionMetadata,
     ) -> tuple[Tensor, Tensor]:
@@ -172,9 +172,8 @@ class CausalLM(nn.Module):
         Runs the program that the layers were lowered to, or the layers where there is none.
         """
         metadata = batch.attention
-        rotation = self.rotary.rows(batch.positions, metadata)
+        cos_sin, rows = self.rotary.rows(batch.positions, metadata)
         if self.program is not None and self.program.takes(batch.kv_caches[0].key):
-            cos_sin, rows = rotation
             return self.program.run(
                 StepTensors(
                     input_ids=batch.input_ids,
@@ -187,6 +186,7 @@ class CausalLM(nn.Module):
             )
         x = self.embed_tokens(batch.input_ids)
         residual: Tensor | None = None
+        rotation = Rotation(rows, cos_sin)
         for layer, cache in zip(self.layers, batch.kv_caches, strict=True):
             x, residual = layer(x, residual, rotation, cache, metadata)
         hidden, _ = self.norm.add_and_norm(x, residual)

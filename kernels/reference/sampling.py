@@ -78,6 +78,30 @@ def score_tokens(logits: Tensor, token_ids: Tensor, num_top: int) -> ScoredToken
     return ScoredTokens((logit - total).squeeze(1), ranks, top_ids, values - total)
 
 
+def score_with_total(
+    logits: Tensor, total: Tensor, token_ids: Tensor, num_top: int
+) -> ScoredTokens:
+    """See `octavo.kernels.ops.score_on_device`; `total` fp32 [N] is the log-sum-exp of each row.
+
+    The order of logits and, among equals, of ids is that of one 64-bit key, so that a plain top-k
+    finds the best ones.
+    """
+    width = logits.shape[1]
+    ids = torch.arange(width, device=logits.device)
+    # Adding zero makes one number of the two zeros.
+    bits = (logits + 0.0).view(torch.int32).long()
+    keys = (torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits) << 32) | (width - ids)
+    chosen = token_ids.unsqueeze(1)
+    ranks = 1 + (keys > keys.gather(1, chosen)).sum(-1)
+    top_ids = width - (keys.topk(min(num_top, width), dim=-1).values & 0xFFFFFFFF)
+    return ScoredTokens(
+        logits.gather(1, chosen).squeeze(1) - total,
+        ranks,
+        top_ids,
+        logits.gather(1, top_ids) - total.unsqueeze(1),
+    )
+
+
 def _slices(count: int, logits: Tensor) -> list[slice]:
     size = max(1, _SLICE_ELEMENTS[logits.device.type] // logits.shape[1])
     return [slice(start, min(start + size, count)) for start in range(0, count, size)]
