@@ -113,8 +113,8 @@ def _make_flag(section: str, name: str, info: FieldInfo) -> Flag:
 
 
 def _kind(annotation: Any) -> tuple[Kind, tuple[str, ...]]:  # noqa: ANN401 - any type form
-    if isinstance(annotation, types.UnionType):
-        annotation = next(arg for arg in annotation.__args__ if arg is not type(None))
+    if typing.get_origin(annotation) in (types.UnionType, typing.Union):
+        annotation = next(arg for arg in typing.get_args(annotation) if arg is not type(None))
     origin = typing.get_origin(annotation)
     if origin is typing.Literal:
         return "choice", typing.get_args(annotation)

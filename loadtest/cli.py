@@ -28,6 +28,8 @@ from octavo.loadtest.client import (
     send,
     text_token_ids,
 )
+from octavo.loadtest.memory.group import memory
+from octavo.loadtest.offline.commands import latency
 from octavo.loadtest.options import BenchOptions, bench_options
 from octavo.loadtest.overhead import measure, null_server
 from octavo.loadtest.report import Report, ReportOptions, RunSettings
@@ -50,7 +52,11 @@ _ERRORS_SHOWN = 3
 
 @click.group()
 def bench() -> None:
-    """Measure a running server."""
+    """Measure a running server, or the engine and its kernels in this process."""
+
+
+bench.add_command(latency)
+bench.add_command(memory)
 
 
 @bench.command()

@@ -1,0 +1,133 @@
+"""`octavo bench latency`, `throughput` and `kernels`: in this process, without a server.
+
+The heavy imports are inside the functions: `octavo bench serve` does not wait for the model's
+libraries, and the thread settings must be in place before torch is imported.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import orjson
+
+from octavo.config.engine import EngineConfig
+from octavo.config.env import octavo_variables, set_thread_defaults
+from octavo.config.flags import (
+    FlagError,
+    all_flags,
+    build_configs,
+    settings_from_options,
+    settings_from_variables,
+)
+from octavo.config.options import flag_option
+from octavo.engine.core.errors import ConfigurationError
+
+_COUNT = click.IntRange(min=1)
+_OUTPUT_JSON = click.option(
+    "--output-json",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the figures to this file as JSON.",
+)
+
+
+def engine_flags(command: click.Command) -> click.Command:
+    """Add MODEL and every flag of `octavo serve` that is about the engine to `command`."""
+    model = click.Argument(["model_argument"], metavar="[MODEL]", required=False)
+    flags = [
+        flag_option(flag)
+        for flag in all_flags().values()
+        if flag.section != "server" and flag.field != "model"
+    ]
+    command.params = [model, *command.params, *flags]
+    return command
+
+
+def engine_config(model: str | None, options: Mapping[str, Any]) -> EngineConfig:
+    """The configuration that command line and OCTAVO_* variables give.
+
+    Raises click.UsageError for settings that cannot be used.
+    """
+    given = settings_from_options({**options, "model": model})
+    try:
+        variables, _ = settings_from_variables(octavo_variables())
+        return build_configs({**variables, **given})[1]
+    except FlagError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def write_json(path: Path | None, value: object) -> None:
+    """Write `value` to `path`, if one is given."""
+    if path is not None:
+        path.write_bytes(orjson.dumps(value, option=orjson.OPT_INDENT_2))
+        click.echo(f"result written to {path}", err=True)
+
+
+def _numbers(_ctx: click.Context, _param: click.Parameter, value: str) -> list[int]:
+    try:
+        numbers = [int(text) for text in value.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a list of numbers such as 1,8,32") from None
+    if min(numbers) < 1:
+        raise click.BadParameter(f"{min(numbers)} is below 1")
+    return numbers
+
+
+@engine_flags
+@click.command()
+@click.option(
+    "--batch-size",
+    "batch_sizes",
+    default="1,8,32",
+    show_default=True,
+    callback=_numbers,
+    help="Sequences side by side; several numbers, separated by commas, are run in turn.",
+)
+@click.option(
+    "--input-len", type=_COUNT, default=128, show_default=True, help="Tokens of each prompt."
+)
+@click.option(
+    "--output-len",
+    type=click.IntRange(min=2),
+    default=64,
+    show_default=True,
+    help="Tokens generated for each prompt.",
+)
+@click.option(
+    "--num-iters", type=_COUNT, default=3, show_default=True, help="Iterations that are measured."
+)
+@click.option(
+    "--num-iters-warmup",
+    type=click.IntRange(min=0),
+    default=1,
+    show_default=True,
+    help="Iterations before them that do not count.",
+)
+@_OUTPUT_JSON
+def latency(
+    model_argument: str | None,
+    output_json: Path | None,
+    batch_sizes: list[int],
+    input_len: int,
+    output_len: int,
+    **options: Any,  # noqa: ANN401 - one per setting
+) -> None:
+    """Measure single batches in this process, step by step: prefill and decode.
+
+    GFLOP/s and GB/s stand beside what the machine reaches in a plain matrix product and in plain
+    reading and copying. With --load-format null what is left is the engine's own time per step.
+    """
+    counts = (options.pop("num_iters"), options.pop("num_iters_warmup"))
+    config = engine_config(model_argument, options)
+    set_thread_defaults()
+    from octavo.loadtest.offline.engine import open_engine  # noqa: PLC0415 - see the docstring
+    from octavo.loadtest.offline.latency import LatencyOptions, measure_latency  # noqa: PLC0415
+
+    try:
+        with open_engine(config) as offline:
+            wanted = LatencyOptions(batch_sizes, input_len, output_len, *counts)
+            report = measure_latency(offline, wanted)
+    except ConfigurationError as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(report.render())
+    write_json(output_json, report.to_json())
