@@ -1,0 +1,1 @@
+"""Load beyond capacity, long mixed load, faults and signals against a server of its own."""
