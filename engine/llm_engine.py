@@ -1,6 +1,7 @@
 """The engine as plain calls: requests in, one step at a time, deltas out."""
 
 import random
+from collections.abc import Callable
 
 from octavo.config.engine import EngineConfig
 from octavo.engine.cache.kv_cache_manager import KVCacheManager
@@ -8,20 +9,39 @@ from octavo.engine.core.block_map import BlockMap
 from octavo.engine.core.errors import ContextLengthError, InvalidRequestError
 from octavo.engine.core.limits import EngineLimits
 from octavo.engine.core.messages import AddRequest
+from octavo.engine.core.model_output import ModelOutput
 from octavo.engine.core.request import Request
 from octavo.engine.core.request_output import EngineStats, SequenceDelta
+from octavo.engine.core.scheduler_output import SchedulerOutput
 from octavo.engine.executor.base import Executor
 from octavo.engine.scheduler.scheduler import Scheduler
 
 __all__ = ["EngineLimits", "LLMEngine"]
 
 
-class LLMEngine:
-    """Puts scheduler, cache and executor together. Synchronous; one thread at a time."""
+Wait = Callable[[], ModelOutput]
+Launch = Callable[[SchedulerOutput], Wait]
 
-    def __init__(self, config: EngineConfig, limits: EngineLimits, executor: Executor) -> None:
+
+class LLMEngine:
+    """Puts scheduler, cache and executor together. Synchronous; one thread at a time.
+
+    `launch` is given where the executor can start a step without waiting for its results, for
+    which the call that it returns then waits. Steps are carried out in the order of their launch.
+    The next step is then planned and launched while one runs.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        limits: EngineLimits,
+        executor: Executor,
+        launch: Launch | None = None,
+    ) -> None:
         self.limits = limits
         self._executor = executor
+        self._launch = launch
+        self._running: tuple[SchedulerOutput, Wait] | None = None
         self._kv_cache = KVCacheManager(
             limits.num_blocks,
             limits.block_size,
@@ -68,9 +88,20 @@ class LLMEngine:
         """Schedule, run the model, and return what came of it."""
         if not self._scheduler.has_requests:
             return self._scheduler.take_deltas()
+        if self._launch is not None:
+            return self._step_and_launch_next(self._launch)
         plan = self._scheduler.schedule()
         output = self._executor.execute_model(plan)
         return self._scheduler.update_from_output(plan, output)
+
+    def _step_and_launch_next(self, launch: Launch) -> list[SequenceDelta]:
+        if self._running is None:
+            plan = self._scheduler.schedule()
+            self._running = (plan, launch(plan))
+        plan, wait = self._running
+        following = self._scheduler.schedule_ahead(plan)
+        self._running = None if following is None else (following, launch(following))
+        return self._scheduler.update_from_output(plan, wait())
 
     def take_starts(self, deltas: list[SequenceDelta]) -> list[SequenceDelta]:
         """Return a delta without tokens for each request that began to run in the last step.

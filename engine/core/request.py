@@ -6,6 +6,9 @@ from enum import StrEnum
 
 from octavo.engine.core.sampling_params import SamplingParams
 
+UNKNOWN_TOKEN = -1
+"""Stands for an id that a running step draws, while the next step is planned."""
+
 
 class SequenceStatus(StrEnum):
     """Where a sequence stands; `_LEGAL_MOVES` lists the moves."""
@@ -91,8 +94,14 @@ class Sequence:
         return self.status is SequenceStatus.FINISHED
 
     def append_tokens(self, token_ids: SequenceOf[int]) -> None:
-        """Add sampled ids."""
+        """Add sampled ids, the first in the place of an unknown one if there is one."""
+        if self._token_ids[-1] == UNKNOWN_TOKEN:
+            self._token_ids.pop()
         self._token_ids.extend(token_ids)
+
+    def append_unknown(self) -> None:
+        """Add one id that is not known yet; `append_tokens` settles it."""
+        self._token_ids.append(UNKNOWN_TOKEN)
 
     def advance(self, num_tokens: int) -> None:
         """Record that `num_tokens` more tokens have their K and V in the cache."""

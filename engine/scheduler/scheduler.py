@@ -12,6 +12,7 @@ from octavo.engine.core.request_output import EngineStats, SequenceDelta
 from octavo.engine.core.scheduler_output import Fork, SchedulerOutput
 from octavo.engine.scheduler.admission import Admission
 from octavo.engine.scheduler.beam_groups import BeamGroups
+from octavo.engine.scheduler.lookahead import Lookahead
 from octavo.engine.scheduler.open_sequences import OpenSequences
 from octavo.engine.scheduler.outbox import EndRules, Outbox
 from octavo.engine.scheduler.preemption import Preemption
@@ -27,7 +28,7 @@ class Scheduler:
 
     Prefill, chunks, prefix hits, resume after preemption and decode are all this. Called from the
     engine thread only; `schedule` and `update_from_output` alternate, all else happens between
-    steps.
+    steps. Between the two `schedule_ahead` may plan the step after.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Scheduler:
         self._preemption = Preemption(
             config, limits.host_memory.costs, kv_cache, self._open, self._beams, self._outbox
         )
+        self._lookahead = Lookahead(self._open, limits.max_model_len)
         # Choices that will draw their first token from the row of this step, by their parent.
         self._children: dict[int, list[Sequence]] = {}
         self._last_step_tokens = 0
@@ -54,6 +56,7 @@ class Scheduler:
     def add_request(self, request: Request) -> None:
         """Queue a request. It must fit the limits, and its id must not be open."""
         self._open.add_request(request)
+        self._lookahead.note(request)
         first = self._open.new_sequence(request, index=0)
         if request.params.use_beam_search:
             self._beams.begin(request, first, self._ends)
@@ -94,10 +97,31 @@ class Scheduler:
         There must be an open request.
         """
         plan = StepPlan(self._limits.max_num_batched_tokens)
-        self._schedule_running(plan)
-        if not plan.preempted:
-            self._admission.admit(plan)
+        self._lookahead.begin()
+        self._fill(plan)
         assert plan.entries, "open requests, and none can go on"
+        return self._make_output(plan)
+
+    def schedule_ahead(self, running: SchedulerOutput) -> SchedulerOutput | None:
+        """Plan the step after `running`, whose results are not known yet.
+
+        Each of its sequences is taken to go on. One that ends instead computes a row for nothing,
+        which `update_from_output` passes over. None where the results have to be waited for.
+        """
+        if not self._lookahead.is_possible:
+            return None
+        self._lookahead.assume(running)
+        plan = StepPlan(self._limits.max_num_batched_tokens, ahead=True)
+        self._fill(plan)
+        self._lookahead.held_back = plan.held_back
+        return self._make_output(plan) if plan.entries else None
+
+    def _fill(self, plan: StepPlan) -> None:
+        self._schedule_running(plan)
+        if not (plan.preempted or plan.held_back):
+            self._admission.admit(plan)
+
+    def _make_output(self, plan: StepPlan) -> SchedulerOutput:
         self._last_step_tokens = self._limits.max_num_batched_tokens - plan.budget
         return self._open.batch.make_output(plan, self._plan_forks)
 
@@ -124,6 +148,9 @@ class Scheduler:
     def _schedule_next(self, plan: StepPlan, sequence: Sequence, num_tokens: int) -> None:
         allocation = self._kv_cache.allocate_slots(sequence, num_tokens)
         while allocation is None:
+            if plan.ahead:
+                plan.held_back = True
+                return
             self._preemption.preempt(plan, self._open.running.last)
             if sequence.status is not _RUNNING:
                 return
@@ -142,13 +169,17 @@ class Scheduler:
     def update_from_output(self, plan: SchedulerOutput, output: ModelOutput) -> list[SequenceDelta]:
         """Take in the results of a step; return all deltas since the last call."""
         by_id, candidates = self._open.by_id, output.candidates
+        assumed = self._lookahead.has_assumed(plan)
         for item in plan.scheduled:
             sequence = by_id.get(item.seq_id)
-            if sequence is None:  # a beam that ended with another one of its group
+            # A beam that ended with another one of its group, or what ended a step ago.
+            if sequence is None:
                 continue
             failure = output.failed.get(item.seq_id) if output.failed else None
+            if not assumed:
+                sequence.advance(item.num_tokens)
             if failure is None:
-                self._advance(sequence, item.num_tokens, output)
+                self._note_computed(sequence, item.num_tokens, output)
             if item.forks:
                 self._place_children(sequence)
             if failure is not None:
@@ -165,8 +196,7 @@ class Scheduler:
         """All deltas since the last call."""
         return self._outbox.take_deltas()
 
-    def _advance(self, sequence: Sequence, num_tokens: int, output: ModelOutput) -> None:
-        sequence.advance(num_tokens)
+    def _note_computed(self, sequence: Sequence, num_tokens: int, output: ModelOutput) -> None:
         if sequence.num_computed_tokens % self._kv_cache.block_size < num_tokens:
             self._kv_cache.cache_full_blocks(sequence)
             self._kv_cache.free_outside_window(sequence)

@@ -10,12 +10,16 @@ class StepPlan:
     `budget` is the number of tokens still free in the step. `entries` maps seq_id to the
     sequence, its number of tokens and the change of its block table, in the order of computing.
     `num_owed_blocks` is what prompts that stay unfinished after this step will still need.
+    `ahead` says that the step before is still running: nobody is preempted then, since results
+    may give back what is missing, and `held_back` that somebody had to be left out for it.
     """
 
-    __slots__ = ("budget", "entries", "num_owed_blocks", "preempted")
+    __slots__ = ("ahead", "budget", "entries", "held_back", "num_owed_blocks", "preempted")
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, ahead: bool = False) -> None:
         self.budget = budget
+        self.ahead = ahead
+        self.held_back = False
         self.entries: dict[int, tuple[Sequence, int, Allocation]] = {}
         self.num_owed_blocks = 0
         self.preempted = False

@@ -16,15 +16,18 @@ from octavo.engine.core.errors import RequestError
 from octavo.engine.core.limits import HostMemory, PreemptionCosts
 
 NUM_WALKS = 24
+NUM_OVERLAPPED_WALKS = 8
 NUM_STEPS = 450
 EOS = 3
+PLAIN = {"n", "prompt_logprobs"}
+"""Options that no plain request has."""
 
 
 def prompt(length: int, start: int = 0) -> list[int]:
     return [(start + number) % 997 for number in range(length)]
 
 
-def random_harness(rng: random.Random) -> Harness:
+def random_harness(rng: random.Random, overlap: bool = False) -> Harness:
     rows = rng.choice([2, 5, 9])
     num_swap_blocks = rng.choice([0, 3, 20, 200])
     # Per block and token: either mode may be the cheaper one.
@@ -40,6 +43,7 @@ def random_harness(rng: random.Random) -> Harness:
     )
     return Harness(
         sizes,
+        overlap=overlap,
         prefix_caching=rng.random() < 0.8,
         scheduling_policy=rng.choice(["fcfs", "priority"]),
         long_prefill_token_threshold=rng.choice([0, 0, 5]),
@@ -76,10 +80,14 @@ def random_request(rng: random.Random, max_len: int) -> tuple[list[int], dict[st
 
 @dataclass
 class Walk:
-    """One engine, what its requests would get alone, and what was aborted."""
+    """One engine, what its requests would get alone, and what was aborted.
+
+    `plain` leaves out requests whose steps have to be waited for, so that all others overlap.
+    """
 
     rng: random.Random
     harness: Harness
+    plain: bool = False
     expected: dict[tuple[str, int], list[int]] = field(default_factory=dict)
     aborted: set[tuple[str, int]] = field(default_factory=set)
 
@@ -98,6 +106,8 @@ class Walk:
     def add(self, name: str) -> None:
         limits = self.harness.limits
         ids, options = random_request(self.rng, min(40, limits.max_model_len))
+        if self.plain and (options["max_tokens"] == 0 or not PLAIN.isdisjoint(options)):
+            return
         try:
             params = self.harness.add(name, ids, **options)
         except RequestError:
@@ -131,5 +141,13 @@ class Walk:
 def test_f07_random_walk_against_solo_texts(seed: int) -> None:
     rng = random.Random(seed)
     walk = Walk(rng, random_harness(rng))
+    walk.run(NUM_STEPS)
+    walk.check()
+
+
+@pytest.mark.parametrize("seed", range(NUM_OVERLAPPED_WALKS))
+def test_f07_random_walk_with_each_step_planned_while_the_one_before_runs(seed: int) -> None:
+    rng = random.Random(1000 + seed)
+    walk = Walk(rng, random_harness(rng, overlap=True), plain=seed % 2 == 0)
     walk.run(NUM_STEPS)
     walk.check()

@@ -59,6 +59,7 @@ class Harness:
         *,
         seed: int | None = None,
         prefix_caching: bool = True,
+        overlap: bool = False,
         **scheduler: Any,
     ) -> None:
         sizes = sizes or Sizes()
@@ -86,7 +87,9 @@ class Harness:
             cache=CacheConfig(block_size=sizes.block_size, enable_prefix_caching=prefix_caching),
             scheduler=SchedulerConfig(**scheduler),
         )
-        self.engine = LLMEngine(config, self.limits, self.executor)
+        self.engine = LLMEngine(
+            config, self.limits, self.executor, self.executor.launch if overlap else None
+        )
         self.choices: dict[tuple[str, int], Choice] = defaultdict(Choice)
 
     def add(self, request_id: str, prompt: Sequence[int], **options: Any) -> SamplingParams:

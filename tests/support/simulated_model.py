@@ -7,7 +7,7 @@ token is a function of that history, the seed and the choice; so texts must not 
 chunks, hits, forks or preemption.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from octavo.engine.core.model_output import BeamCandidate, ModelOutput, TokenLogprobs
@@ -139,6 +139,11 @@ class SimulatedExecutor:
     def shutdown(self) -> None:
         assert not self.is_shut_down
         self.is_shut_down = True
+
+    def launch(self, plan: SchedulerOutput) -> Callable[[], ModelOutput]:
+        """Carry out a step, as a device would; its results are handed out later."""
+        output = self.execute_model(plan)
+        return lambda: output
 
     def execute_model(self, plan: SchedulerOutput) -> ModelOutput:
         if self.error is not None:
@@ -290,9 +295,10 @@ class SimulatedExecutor:
                 failed[seq_id] = "NaN logits"
             else:
                 sampled[seq_id] = (token,)
-        if item.seq_id in sampled:
-            row.token_ids.extend(sampled[item.seq_id])
-            row.prints = fingerprints(row.token_ids, row.prints)
+            if seq_id == item.seq_id:
+                # A failed row goes on with whatever it drew, until the scheduler ends it.
+                row.token_ids.append(token)
+        row.prints = fingerprints(row.token_ids, row.prints)
 
     def _slot(self, row: Row, position: int) -> int:
         block_id = row.block_ids[position // self._block_size]
