@@ -23,6 +23,7 @@ from octavo.loadtest.memory.sharing import (
 from octavo.loadtest.memory.static_batching import StaticBatches
 from octavo.loadtest.memory.throughput import compare_caching, measure_zero_hits
 from octavo.loadtest.memory.workload import (
+    Beginnings,
     conversation_lengths,
     conversations,
     with_shared_beginnings,
@@ -52,9 +53,9 @@ def _command(function: Callable[..., None]) -> click.Command:
     """A subcommand with the options that all have."""
 
     @wraps(function)
-    def guarded(model: str | None, dtype: DType, **options: Any) -> None:  # noqa: ANN401 - click's
+    def guarded(model: str | None, dtype: str, **options: Any) -> None:  # noqa: ANN401 - click's
         try:
-            function(ModelChoice(model, dtype), **options)
+            function(ModelChoice(model, DType(dtype)), **options)
         except (ConfigurationError, ValueError) as error:
             raise click.ClickException(str(error)) from error
 
@@ -64,8 +65,8 @@ def _command(function: Callable[..., None]) -> click.Command:
         ),
         click.option(
             "--dtype",
-            type=click.Choice(DType),
-            default=DType.AUTO,
+            type=click.Choice([dtype.value for dtype in DType]),
+            default=DType.AUTO.value,
             show_default=True,
             help="Precision; auto takes that of the checkpoint.",
         ),
@@ -218,8 +219,8 @@ def zero_hits(
 )
 @click.option(
     "--baseline-dtype",
-    type=click.Choice(DType),
-    default=DType.FLOAT32,
+    type=click.Choice([dtype.value for dtype in DType]),
+    default=DType.FLOAT32.value,
     show_default=True,
     help="Precision of the baseline; take the one that is faster on your machine.",
 )
@@ -237,7 +238,7 @@ def static(choice: ModelChoice, seed: int, **options: Any) -> None:  # noqa: ANN
     prompts = conversations(rng, choice.vocabulary(), lengths)
     batch_size = options["batch_size"] or max(1, cache_tokens // max_model_len)
     short = [replace(prompt, output_len=2) for prompt in prompts[:2]]
-    baseline = StaticBatches(choice, options["baseline_dtype"])
+    baseline = StaticBatches(choice, DType(options["baseline_dtype"]))
     baseline.run(short, 2)
     theirs = baseline.run(prompts, batch_size)
     del baseline
@@ -262,7 +263,8 @@ def static(choice: ModelChoice, seed: int, **options: Any) -> None:  # noqa: ANN
 @_count("--num-timed-prompts", 16, "Requests that the model answers for each size.")
 @_count("--cache-tokens", 32768, "Size of the cache in tokens.")
 @_count("--max-model-len", 2048, "Longest context in tokens.")
-@_count("--num-beginnings", 8, "Shared beginnings of 50 to 300 tokens.")
+@_count("--num-beginnings", 8, "Beginnings that prompts share.")
+@_count("--beginning-len", 300, "Tokens of the longest one; the shortest has a sixth.")
 @_scale
 @click.option("--no-model", is_flag=True, help="Count blocks only.")
 def block_sizes(choice: ModelChoice, seed: int, **options: Any) -> None:  # noqa: ANN401 - click's
@@ -271,12 +273,13 @@ def block_sizes(choice: ModelChoice, seed: int, **options: Any) -> None:  # noqa
     The requests have the lengths of conversations, after beginnings that several share.
     """
     longest = options["max_model_len"]
+    shared = Beginnings(options["num_beginnings"], options["beginning_len"])
 
     def draw(count: int) -> list[Prompt]:
         rng, vocabulary = np.random.default_rng(seed), choice.vocabulary()
-        lengths = conversation_lengths(rng, count, longest - 512, options["scale"])
+        lengths = conversation_lengths(rng, count, longest - shared.longest, options["scale"])
         prompts = conversations(rng, vocabulary, lengths)
-        return with_shared_beginnings(rng, vocabulary, prompts, options["num_beginnings"])
+        return with_shared_beginnings(rng, vocabulary, prompts, shared)
 
     counted, timed = draw(options["num_prompts"]), draw(options["num_timed_prompts"])
     click.echo(heading("Block sizes"))

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-_WIDTH = 58
+_WIDTH = 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Goal:
 def line(name: str, value: float, unit: str = "", goal: Goal | None = None) -> str:
     """One figure under its name, compared with a goal if there is one."""
     number = f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}"
-    return f"{name + ':':<{_WIDTH}}{number}{unit}{goal.text(value) if goal else ''}"
+    return f"{name + ': ':<{_WIDTH}}{number}{unit}{goal.text(value) if goal else ''}"
 
 
 def heading(text: str) -> str:

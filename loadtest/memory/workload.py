@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,6 +14,14 @@ _OUTPUT_SIGMA = 0.8
 _SHORTEST = 4
 MEAN_INPUT_LEN = 220
 MEAN_OUTPUT_LEN = 180
+
+
+@dataclass(frozen=True, slots=True)
+class Beginnings:
+    """What prompts have in common: `count` texts of a sixth of `longest` to `longest` tokens."""
+
+    count: int
+    longest: int
 
 
 def conversation_lengths(
@@ -50,11 +59,12 @@ def conversations(
 
 
 def with_shared_beginnings(
-    rng: np.random.Generator, vocabulary: Vocabulary, prompts: Sequence[Prompt], count: int
+    rng: np.random.Generator, vocabulary: Vocabulary, prompts: Sequence[Prompt], shared: Beginnings
 ) -> list[Prompt]:
-    """The same prompts, each after one of `count` beginnings of 50 to 300 tokens."""
-    heads = [vocabulary.draw(rng, length) for length in rng.integers(50, 301, count).tolist()]
+    """The same prompts, each after one of the beginnings."""
+    lengths = rng.integers(shared.longest // 6, shared.longest + 1, shared.count).tolist()
+    heads = [vocabulary.draw(rng, length) for length in lengths]
     return [
-        vocabulary.prompt([*heads[number % count], *prompt.content], prompt.output_len)
+        vocabulary.prompt([*heads[number % shared.count], *prompt.content], prompt.output_len)
         for number, prompt in enumerate(prompts)
     ]
