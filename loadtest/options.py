@@ -13,15 +13,9 @@ from octavo.loadtest.report import METRICS
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")
 
 
-class BenchOptions(TypedDict):
-    """Parsed options of `octavo bench serve`, by parameter name."""
+class DatasetOptions(TypedDict):
+    """Parsed options of what is sent, by parameter name."""
 
-    base_url: str
-    endpoint: str
-    model: str | None
-    tokenizer: str | None
-    api_key: str | None
-    header: dict[str, str]
     dataset_name: str
     dataset_path: Path | None
     num_prompts: int
@@ -31,12 +25,25 @@ class BenchOptions(TypedDict):
     prefix_repetition_num_prefixes: int
     prefix_repetition_prefix_len: int
     prefix_repetition_suffix_len: int
+
+
+class BenchOptions(DatasetOptions):
+    """Parsed options of `octavo bench serve`, by parameter name."""
+
+    base_url: str
+    endpoint: str
+    model: str | None
+    tokenizer: str | None
+    api_key: str | None
+    header: dict[str, str]
     vocab_size: int | None
+    text_prompts: bool
     request_rate: float
     burstiness: float
     max_concurrency: int | None
+    concurrency_sweep: list[int]
     num_warmups: int
-    seed: int
+    seed: int | None
     ignore_eos: bool
     temperature: float | None
     extra_body: dict[str, Any]
@@ -48,6 +55,7 @@ class BenchOptions(TypedDict):
     result_dir: Path
     result_filename: str | None
     label: str | None
+    plot: Path | None
 
 
 Callback = Callable[[click.Context, click.Parameter, Any], Any]
@@ -90,6 +98,21 @@ def _percentiles(_ctx: click.Context, _param: click.Parameter, value: str) -> li
     return [_number(text, 0, 100) for text in value.split(",") if text.strip()]
 
 
+def _concurrencies(_ctx: click.Context, _param: click.Parameter, value: str) -> list[int]:
+    return positive_numbers(value) if value else []
+
+
+def positive_numbers(value: str) -> list[int]:
+    """The numbers of a list such as "1,8,32". Raises click.BadParameter for any other text."""
+    try:
+        numbers = [int(text) for text in value.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a list of numbers such as 1,8,32") from None
+    if min(numbers) < 1:
+        raise click.BadParameter(f"{min(numbers)} is below 1")
+    return numbers
+
+
 def _number(text: str, low: float, high: float) -> float:
     try:
         number = float(text)
@@ -128,7 +151,9 @@ class _PositiveFloat(click.FloatRange):
 _COUNT = click.IntRange(min=1)
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
-_OPTIONS: Sequence[Callable[[Callable[..., Any]], Callable[..., Any]]] = [
+Options = Sequence[Callable[[Callable[..., Any]], Callable[..., Any]]]
+
+_SERVER_OPTIONS: Options = [
     click.option(
         "--base-url", default="http://127.0.0.1:8000", show_default=True, help="Server to measure."
     ),
@@ -152,6 +177,9 @@ _OPTIONS: Sequence[Callable[[Callable[..., Any]], Callable[..., Any]]] = [
         metavar="KEY=VALUE",
         help="Further HTTP header; may be repeated.",
     ),
+]
+
+_DATASET_OPTIONS: Options = [
     click.option(
         "--dataset-name",
         type=click.Choice(["random", "prefix_repetition", "sharegpt", "custom"]),
@@ -208,11 +236,19 @@ _OPTIONS: Sequence[Callable[[Callable[..., Any]], Callable[..., Any]]] = [
         show_default=True,
         help="Tokens of each prompt after the shared beginning.",
     ),
+]
+
+_RUN_OPTIONS: Options = [
     click.option(
         "--vocab-size",
         type=_COUNT,
         help="Draw random ids from 0 up to this number. [default: ids of ordinary text, from the"
         " server's /tokenize; words of text if it has none]",
+    ),
+    click.option(
+        "--text-prompts",
+        is_flag=True,
+        help="Make prompts of words, of about one token each, also where the server takes ids.",
     ),
     click.option(
         "--request-rate",
@@ -230,6 +266,13 @@ _OPTIONS: Sequence[Callable[[Callable[..., Any]], Callable[..., Any]]] = [
     ),
     click.option("--max-concurrency", type=_COUNT, help="Most requests at one time."),
     click.option(
+        "--concurrency-sweep",
+        default="",
+        callback=_concurrencies,
+        metavar="N,N,...",
+        help="Run once for each of these values of --max-concurrency, with fresh prompts.",
+    ),
+    click.option(
         "--num-warmups",
         type=click.IntRange(min=0),
         default=0,
@@ -239,9 +282,9 @@ _OPTIONS: Sequence[Callable[[Callable[..., Any]], Callable[..., Any]]] = [
     click.option(
         "--seed",
         type=click.IntRange(min=0),
-        default=0,
-        show_default=True,
-        help="Fixes prompts and arrival times.",
+        help="Fixes prompts and arrival times. A server that has seen the prompts before finds"
+        " them in its prefix cache and looks faster. [default: another number in each run,"
+        " which is told]",
     ),
     click.option(
         "--ignore-eos", is_flag=True, help="Generate the full output length, past end tokens."
@@ -292,11 +335,26 @@ _OPTIONS: Sequence[Callable[[Callable[..., Any]], Callable[..., Any]]] = [
         help="Name of the result file. [default: made from label, rate, concurrency, model, date]",
     ),
     click.option("--label", help="Name of this run in the result."),
+    click.option(
+        "--plot",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="Write a page of charts (HTML, no further files): throughput over time, the"
+        " distributions of the latencies, and throughput against latency of a sweep.",
+    ),
 ]
 
 
+def dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a command function with the options of what is sent."""
+    return _decorate(command, _DATASET_OPTIONS)
+
+
 def bench_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a command function with all options, in the order of the list."""
-    for option in reversed(_OPTIONS):
+    """Decorate a command function with all options, in the order of the lists."""
+    return _decorate(command, [*_SERVER_OPTIONS, *_DATASET_OPTIONS, *_RUN_OPTIONS])
+
+
+def _decorate(command: Callable[..., Any], options: Options) -> Callable[..., Any]:
+    for option in reversed(options):
         command = option(command)
     return command

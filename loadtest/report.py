@@ -37,6 +37,7 @@ class RunSettings:
     request_rate: float  # requests per second; inf = all at once
     burstiness: float
     max_concurrency: int | None
+    seed: int | None = None
 
     @property
     def rate_text(self) -> float | str:
@@ -76,8 +77,8 @@ def meets(result: RequestResult, limits_ms: Mapping[str, float]) -> bool:
     return all(values[name] * 1e3 <= limit for name, limit in limits_ms.items())
 
 
-def peak_output_throughput(results: Sequence[RequestResult]) -> float:
-    """Tokens of the best second, in seconds counted from the start of the run.
+def tokens_by_second(results: Sequence[RequestResult]) -> dict[int, float]:
+    """Tokens that arrived in each second, counted from the start of the run.
 
     A chunk may hold several tokens; those of an answer are spread evenly over its chunks.
     """
@@ -88,7 +89,12 @@ def peak_output_throughput(results: Sequence[RequestResult]) -> float:
         for gap in (0.0, *result.itls):
             time += gap
             tokens[int(time)] += per_chunk
-    return max(tokens.values(), default=0.0)
+    return dict(tokens)
+
+
+def peak_output_throughput(results: Sequence[RequestResult]) -> float:
+    """Tokens of the best second."""
+    return max(tokens_by_second(results).values(), default=0.0)
 
 
 def peak_concurrency(results: Sequence[RequestResult]) -> int:
@@ -113,7 +119,7 @@ class Report:
         duration: float,
         speculation: SpeculationCounts | None = None,
     ) -> None:
-        self._settings = settings
+        self.settings = settings
         self._options = options
         self._results = results
         self._duration = duration
@@ -127,13 +133,23 @@ class Report:
         return [result.error for result in self._results if result.error]
 
     @property
+    def samples(self) -> Mapping[str, Sequence[float]]:
+        """All measured values of each metric, in milliseconds."""
+        return self._samples
+
+    def throughput_over_time(self) -> list[tuple[float, float]]:
+        """(middle of a second, tokens that arrived in it), for each second of the run."""
+        tokens = tokens_by_second(self._good)
+        return [(second + 0.5, tokens.get(second, 0.0)) for second in range(int(self._duration))]
+
+    @property
     def completed(self) -> int:
         """Number of requests that did not fail."""
         return len(self._good)
 
     def to_json(self, detailed: bool = False) -> dict[str, Any]:
         """All figures by their names; with `detailed` also lists with one entry per request."""
-        settings = self._settings
+        settings = self.settings
         value: dict[str, Any] = {
             "date": settings.date,
             "backend": settings.backend,
@@ -144,6 +160,7 @@ class Report:
             "request_rate": settings.rate_text,
             "burstiness": settings.burstiness,
             "max_concurrency": settings.max_concurrency,
+            "seed": settings.seed,
             **self._totals(),
         }
         for metric, samples in self._samples.items():

@@ -22,6 +22,7 @@ from octavo.config.flags import (
 )
 from octavo.config.options import flag_option
 from octavo.engine.core.errors import ConfigurationError
+from octavo.loadtest.options import positive_numbers
 
 _COUNT = click.IntRange(min=1)
 _OUTPUT_JSON = click.option(
@@ -64,13 +65,7 @@ def write_json(path: Path | None, value: object) -> None:
 
 
 def _numbers(_ctx: click.Context, _param: click.Parameter, value: str) -> list[int]:
-    try:
-        numbers = [int(text) for text in value.split(",")]
-    except ValueError:
-        raise click.BadParameter(f"{value!r} is not a list of numbers such as 1,8,32") from None
-    if min(numbers) < 1:
-        raise click.BadParameter(f"{min(numbers)} is below 1")
-    return numbers
+    return positive_numbers(value)
 
 
 @engine_flags
