@@ -1,6 +1,7 @@
 """The page of `octavo bench serve --plot`."""
 
 from collections.abc import Sequence
+from html import escape
 
 import numpy as np
 
@@ -36,7 +37,7 @@ def run_page(reports: Sequence[Report]) -> str:
     )
     return page(
         settings.label or "Serving benchmark",
-        f'<p>{facts}</p>{_figures(reports)}<div class="charts">{"".join(charts)}</div>',
+        f'<p>{escape(facts)}</p>{_figures(reports)}<div class="charts">{"".join(charts)}</div>',
     )
 
 

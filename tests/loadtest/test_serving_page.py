@@ -29,7 +29,7 @@ def prompts_of(*arguments: str) -> list[str]:
         command = ["serve", "--base-url", server.url, "--num-prompts", "3", "--output-len", "2"]
         result = CliRunner().invoke(bench, [*command, *arguments])
         assert result.exit_code == 0, result.output
-    return [json.dumps(body["prompt"]) for body in server.bodies("/v1/completions")]
+    return sorted(json.dumps(body["prompt"]) for body in server.bodies("/v1/completions"))
 
 
 def test_no_prompt_comes_again_in_the_next_run() -> None:
@@ -45,7 +45,7 @@ def test_the_seed_that_was_drawn_is_told_and_repeats_the_run() -> None:
         command = ["serve", "--base-url", server.url, "--num-prompts", "3", "--output-len", "2"]
         result = CliRunner().invoke(bench, command)
     (seed,) = re.findall(r"--seed (\d+)", result.stderr)
-    first = [json.dumps(body["prompt"]) for body in server.bodies("/v1/completions")]
+    first = sorted(json.dumps(body["prompt"]) for body in server.bodies("/v1/completions"))
     assert prompts_of("--seed", seed) == first
 
 
