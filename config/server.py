@@ -127,6 +127,11 @@ class ServerConfig(ConfigModel):
     trust_request_chat_template: bool = Field(
         default=False, description="Let requests bring a chat_template of their own."
     )
+    reasoning_parser: Literal["deepseek_r1", "qwen3", "mistral"] | None = Field(
+        default=None,
+        description="How the model marks its reasoning, which then comes apart from the content; "
+        "default: it stays in the content.",
+    )
     max_logprobs: int = Field(
         default=20, ge=0, description="Most alternatives per token that a request may ask for."
     )

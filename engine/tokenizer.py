@@ -1,7 +1,7 @@
 """Text to token ids and back, over the fast tokenizers of transformers."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,25 @@ from octavo.engine.core.errors import CheckpointError
 _GENERIC_CLASSES = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
 """Values of tokenizer_class that say no more than "use tokenizer.json"."""
 
+ChatTemplates = str | Mapping[str, str] | None
+
 
 class Tokenizer:
     """A tokenizer loaded once and then only read; all methods may be called from any thread.
 
     `vocab_size` counts all tokens, added ones included; the model's own vocabulary may be padded
     beyond it. `special_ids` are the ids that `skip_special_tokens` leaves out. `special_tokens`
-    maps names such as bos_token to their text, for chat templates.
+    maps names such as bos_token to their text, for chat templates. `chat_template` is one, several
+    by name, or None.
     """
 
-    def __init__(self, tokenizer: Any, chat_template: str | None) -> None:  # noqa: ANN401 - untyped library
+    def __init__(
+        self,
+        tokenizer: Any,  # noqa: ANN401 - untyped library
+        chat_template: ChatTemplates,
+        visible: Collection[str] = (),
+    ) -> None:
+        """`visible` names special tokens that are text all the same."""
         self._backend = tokenizer.backend_tokenizer
         # A saved tokenizer may carry them; nothing is ever cut or filled up here.
         self._backend.no_truncation()
@@ -33,7 +42,11 @@ class Tokenizer:
         self.eos_token_id: int | None = tokenizer.eos_token_id
         self.special_tokens: Mapping[str, str] = dict(tokenizer.special_tokens_map)
         added = self._backend.get_added_tokens_decoder()
-        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.special_ids = frozenset(
+            token_id
+            for token_id, token in added.items()
+            if token.special and token.content not in visible
+        )
         decoders = _decoder_types(self._backend)
         self.is_byte_level = decoders == ["ByteLevel"]
         self.has_byte_fallback = "ByteFallback" in decoders
@@ -42,8 +55,8 @@ class Tokenizer:
         self._anchor_ids, self._anchor_text = self._find_anchor()
 
     @classmethod
-    def from_directory(cls, path: Path) -> "Tokenizer":
-        """Load the tokenizer in `path`, without any network.
+    def from_directory(cls, path: Path, visible: Collection[str] = ()) -> "Tokenizer":
+        """Load the tokenizer in `path`, without any network; see `__init__` for `visible`.
 
         Raises CheckpointError when there is none, or it is damaged or has no fast version.
         """
@@ -61,7 +74,7 @@ class Tokenizer:
                 f"{path}: the tokenizer has no fast version (tokenizer.json); "
                 "name another one with --tokenizer"
             )
-        return cls(tokenizer, _chat_template(path, tokenizer.chat_template))
+        return cls(tokenizer, _chat_template(path, tokenizer.chat_template), visible)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of all of `text`; with the tokens that the tokenizer adds by itself."""
@@ -150,9 +163,7 @@ def _decoder_types(backend: Any) -> list[str]:  # noqa: ANN401 - untyped library
     return [part["type"] for part in state.get("decoders", [state])]
 
 
-def _chat_template(path: Path, template: str | dict[str, str] | None) -> str | None:
-    if isinstance(template, dict):
-        return template.get("default")
+def _chat_template(path: Path, template: ChatTemplates) -> ChatTemplates:
     legacy = path / "chat_template.json"
     if template is None and legacy.is_file():
         value = json.loads(legacy.read_text(encoding="utf-8")).get("chat_template")

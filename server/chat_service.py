@@ -1,38 +1,30 @@
 """From a chat request to the engine, and from the engine's outputs to the answer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
-from octavo.config.server import ServerConfig
 from octavo.engine.core.errors import (
     ConfigurationError,
     ContextLengthError,
     InvalidRequestError,
     UnsupportedParameterError,
 )
-from octavo.engine.core.limits import EngineLimits
 from octavo.engine.output_processor import ChoiceOutput, TokenRecord
-from octavo.server.async_engine import AsyncEngine, GenerateRequest
+from octavo.server.async_engine import GenerateRequest
 from octavo.server.chat_template import ChatTemplate
 from octavo.server.errors import ErrorAnswer
-from octavo.server.generation import (
-    AnswerHead,
-    PromptEncoder,
-    RouteParams,
-    WantedTokens,
-    check_num_logprobs,
-    check_settings,
-    sampling_params,
-    truncate_prompt,
-)
+from octavo.server.generation import AnswerHead, RouteParams, WantedTokens
 from octavo.server.logprobs import LogprobStyle, chat_content, prompt_logprobs
 from octavo.server.output_stream import CollectedChoice, CollectedPrompt, OutputStream, collect
 from octavo.server.protocol.chat import ChatCompletionRequest, ChatPrompt
+from octavo.server.reasoning.formats import FORMATS, Phase
+from octavo.server.reasoning.splitter import Reasoning
 from octavo.server.rendering import render
-from octavo.server.served_model import ServedModel
+from octavo.server.request_builder import RequestBuilder
 from octavo.server.streaming import ChunkFrame, json_line
 from octavo.server.usage import UsageCounter
 
@@ -49,7 +41,9 @@ class ChatJob:
         head: AnswerHead,
         request: GenerateRequest,
         style: LogprobStyle | None,
+        reasoning: Reasoning | None,
     ) -> None:
+        self.reasoning = reasoning
         self.requests: Sequence[GenerateRequest] = (request,)
         self.usage = UsageCounter([len(request.prompt_token_ids)])
         self.echo_text = _message_text(body.messages[-1]) if body.echo else ""
@@ -108,14 +102,26 @@ class ChatJob:
             return None
         return {"content": chat_content(records, self._style), "refusal": None}
 
+    def _message(self, index: int, choice: CollectedChoice) -> dict[str, Any]:
+        text = self.echo_text + choice.text
+        if self.reasoning is None:
+            return {"role": "assistant", "content": text, "refusal": None}
+        splitter = self.reasoning.splitter()
+        split = splitter.push(text, choice.token_ids, last=True)
+        self.usage.set_reasoning(index, splitter.num_tokens)
+        return {
+            "role": "assistant",
+            "content": split.content or None,
+            "refusal": None,
+            # Clients know it by the one name or by the other.
+            "reasoning": split.reasoning or None,
+            "reasoning_content": split.reasoning or None,
+        }
+
     def _choice(self, index: int, choice: CollectedChoice) -> dict[str, Any]:
         answer: dict[str, Any] = {
             "index": index,
-            "message": {
-                "role": "assistant",
-                "content": self.echo_text + choice.text,
-                "refusal": None,
-            },
+            "message": self._message(index, choice),
             "logprobs": self.logprobs(choice.logprobs),
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
@@ -128,16 +134,31 @@ class ChatJob:
 class _ChunkState:
     """One choice of a stream."""
 
-    __slots__ = ("prefix", "started")
+    __slots__ = ("prefix", "splitter", "started")
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, reasoning: Reasoning | None) -> None:
         self.prefix = b'{"index":%d,"delta":' % index
         self.started = False
+        self.splitter = None if reasoning is None else reasoning.splitter()
 
 
 _ROLE = b'{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
-_CONTENT = b'{"content":'
-_NO_LOGPROBS = b'},"logprobs":null,"finish_reason":null}'
+_NO_LOGPROBS = b',"logprobs":null,"finish_reason":null}'
+
+
+class _Delta(NamedTuple):
+    """What one chunk tells: a piece of the one part or of the other, with its tokens."""
+
+    text: str
+    token_ids: Sequence[int]
+    logprobs: Sequence[TokenRecord]
+    is_reasoning: bool = False
+
+    def render(self) -> bytes:
+        text = json_line(self.text)
+        if self.is_reasoning:
+            return b'{"reasoning":%b,"reasoning_content":%b}' % (text, text)
+        return b'{"content":%b}' % text
 
 
 class ChatChunkWriter:
@@ -146,7 +167,7 @@ class ChatChunkWriter:
     def __init__(self, job: ChatJob, frame: ChunkFrame) -> None:
         self._job = job
         self._frame = frame
-        self._choices = [_ChunkState(index) for index in range(job.n)]
+        self._choices = [_ChunkState(index, job.reasoning) for index in range(job.n)]
         self._first = True
 
     def write(self, number: int, outputs: list[ChoiceOutput]) -> bytes:
@@ -160,9 +181,10 @@ class ChatChunkWriter:
                 state.started = True
                 events.append(self._role_chunk(state))
                 text = self._job.echo_text + text
-            delta = self._delta(state, text, output)
-            if delta is not None:
-                events.append(self._frame.chunk(delta))
+            for delta in self._deltas(state, text, output):
+                choice = self._write_delta(state, delta)
+                if choice is not None:
+                    events.append(self._frame.chunk(choice))
             if output.finish_reason is not None:
                 events.append(self._frame.chunk(_finish(state, output)))
         return b"".join(events)
@@ -182,17 +204,29 @@ class ChatChunkWriter:
         self._first = False
         return self._frame.chunk(state.prefix + _ROLE, more)
 
-    def _delta(self, state: _ChunkState, text: str, output: ChoiceOutput) -> bytes | None:
-        with_ids = self._job.return_token_ids and output.token_ids
-        logprobs = self._job.logprobs(output.logprobs) if output.logprobs else None
-        if not text and logprobs is None and not with_ids:
+    def _deltas(self, state: _ChunkState, text: str, output: ChoiceOutput) -> tuple[_Delta, ...]:
+        ids, records = output.token_ids, output.logprobs
+        if state.splitter is None:
+            return (_Delta(text, ids, records),)
+        split = state.splitter.push(text, ids, last=output.finish_reason is not None)
+        self._job.usage.set_reasoning(output.index, state.splitter.num_tokens)
+        end = split.num_tokens
+        return (
+            _Delta(split.reasoning, ids[:end], records[:end], is_reasoning=True),
+            _Delta(split.content, ids[end:], records[end:]),
+        )
+
+    def _write_delta(self, state: _ChunkState, delta: _Delta) -> bytes | None:
+        with_ids = self._job.return_token_ids and delta.token_ids
+        logprobs = self._job.logprobs(delta.logprobs) if delta.logprobs else None
+        if not delta.text and logprobs is None and not with_ids:
             return None
         if logprobs is None and not with_ids:
-            return b"".join((state.prefix, _CONTENT, json_line(text), _NO_LOGPROBS))
-        ids = b',"token_ids":' + json_line(output.token_ids) if with_ids else b""
+            return b"".join((state.prefix, delta.render(), _NO_LOGPROBS))
+        ids = b',"token_ids":' + json_line(delta.token_ids) if with_ids else b""
         return b"".join(
             (
-                *(state.prefix, _CONTENT, json_line(text), b'},"logprobs":'),
+                *(state.prefix, delta.render(), b',"logprobs":'),
                 *(json_line(logprobs), b',"finish_reason":null', ids, b"}"),
             )
         )
@@ -206,37 +240,34 @@ def _finish(state: _ChunkState, output: ChoiceOutput) -> bytes:
     )
 
 
+class EncodedMessages(NamedTuple):
+    """A conversation as ids and as text, and the variables that its template was given."""
+
+    token_ids: list[int]
+    text: str
+    template_kwargs: Mapping[str, Any]
+
+
 class ChatService:
     """Renders and checks chat requests and makes jobs of them."""
 
-    def __init__(
-        self,
-        engine: AsyncEngine,
-        model: ServedModel,
-        limits: EngineLimits,
-        config: ServerConfig,
-        priority_scheduling: bool = False,
-    ) -> None:
-        self.engine = engine
-        self._model = model
-        self._limits = limits
-        self._config = config
-        self._priority_scheduling = priority_scheduling
-        self._encoder = PromptEncoder(model)
+    def __init__(self, builder: RequestBuilder) -> None:
+        self._builder = builder
+        self._model = builder.model
+        parser = builder.config.reasoning_parser
+        self._format = None if parser is None else FORMATS[parser]
 
     async def prepare(self, body: ChatCompletionRequest) -> ChatJob:
         """Return the job for `body`; all that can be wrong with it is found here.
 
         Raises ModelNotFoundError, InvalidRequestError and ContextLengthError.
         """
-        head = AnswerHead(self._model.resolve_name(body.model), "chatcmpl")
-        check_settings(body, self._model, self._config, self._priority_scheduling)
-        check_num_logprobs("top_logprobs", body.top_logprobs, self._config)
-        return await self._model.text_work(self._prepare, body, head)
+        name = self._builder.check(body, "top_logprobs", body.top_logprobs)
+        return await self._model.text_work(self._prepare, body, AnswerHead(name, "chatcmpl"))
 
     def encode_messages(
         self, prompt: ChatPrompt, template_kwargs: dict[str, Any] | None = None
-    ) -> list[int]:
+    ) -> EncodedMessages:
         """Render and tokenize; slow, so not for the event loop. Raises InvalidRequestError.
 
         `template_kwargs` are variables of the template that a field of the route stands for.
@@ -248,7 +279,7 @@ class ChatService:
                 f"The context holds at most {limit} tokens, fewer than there are messages",
                 "messages",
             )
-        kwargs = dict(self._config.default_chat_template_kwargs or {})
+        kwargs = dict(self._builder.config.default_chat_template_kwargs or {})
         kwargs |= (template_kwargs or {}) | (prompt.chat_template_kwargs or {})
         text = self._template(prompt.chat_template).render(
             [dict(message) for message in prompt.messages],
@@ -256,22 +287,32 @@ class ChatService:
             continue_final_message=prompt.continue_final_message,
             kwargs=kwargs,
         )
-        token_ids = self._encoder.encode(text, prompt.add_special_tokens, "messages")
+        token_ids = self._builder.encoder.encode(text, prompt.add_special_tokens, "messages")
         if not token_ids:
             raise InvalidRequestError("The chat template made an empty prompt", "messages")
-        return token_ids
+        return EncodedMessages(token_ids, text, kwargs)
+
+    def reasoning_after(self, prompt: ChatPrompt, encoded: EncodedMessages) -> Reasoning | None:
+        """Return how the answer's reasoning begins; None without a parser."""
+        form = self._format
+        if form is None:
+            return None
+        phase = form.phase_after_prompt(encoded.text, encoded.template_kwargs)
+        if prompt.continue_final_message:
+            phase = form.phase_after_message(_message_text(prompt.messages[-1]))
+        return Reasoning(form, phase, self._model.tokenizer)
 
     def _template(self, source: str | None) -> ChatTemplate:
         if source is None:
             return self._model.chat_template
-        if not self._config.trust_request_chat_template:
+        if not self._builder.config.trust_request_chat_template:
             raise UnsupportedParameterError(
                 "`chat_template` needs a server with --trust-request-chat-template",
                 "chat_template",
             )
         try:
             return ChatTemplate(
-                source, self._model.tokenizer, self._config.chat_template_content_format
+                source, self._model.tokenizer, self._builder.config.chat_template_content_format
             )
         except ConfigurationError:
             raise InvalidRequestError(
@@ -280,41 +321,28 @@ class ChatService:
 
     def _prepare(self, body: ChatCompletionRequest, head: AnswerHead) -> ChatJob:
         effort = body.reasoning_effort
-        token_ids = self.encode_messages(
+        encoded = self.encode_messages(
             body, None if effort is None else {"reasoning_effort": effort}
         )
-        limit = self._model.max_model_len
         wanted = WantedTokens(body.wanted_tokens, None, "messages")
-        token_ids = truncate_prompt(token_ids, body, wanted, limit)
-        params = sampling_params(
+        builder, num_top = self._builder, body.top_logprobs or 0
+        request = builder.build(
+            f"{head.id}-0",
+            builder.truncate(encoded.token_ids, body, wanted),
             body,
-            self._model,
+            wanted,
             RouteParams(
-                max_tokens=wanted.resolve(len(token_ids), limit, self._config.clamp_max_tokens),
-                logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+                logprobs=num_top if body.logprobs else None,
                 prompt_logprobs=body.prompt_logprobs,
-                bad_words_token_ids=self._encoder.encode_bad_words(body.bad_words or ()),
+                bad_words_token_ids=builder.encoder.encode_bad_words(body.bad_words or ()),
             ),
         )
-        self._limits.check_beams(len(token_ids), params)
-        request = GenerateRequest(
-            request_id=f"{head.id}-0",
-            prompt_token_ids=tuple(token_ids),
-            params=params,
-            priority=body.priority,
-            cache_salt=body.cache_salt,
-        )
-        return ChatJob(body, head, request, self._style(body))
-
-    def _style(self, body: ChatCompletionRequest) -> LogprobStyle | None:
-        if not body.logprobs:
-            return None
-        as_ids = body.return_tokens_as_token_ids
-        return LogprobStyle(
-            num_top=body.top_logprobs or 0,
-            as_token_ids=self._config.return_tokens_as_token_ids if as_ids is None else as_ids,
-            hidden_ids=frozenset(),
-        )
+        style = builder.logprob_style(body, num_top) if body.logprobs else None
+        reasoning = self.reasoning_after(body, encoded)
+        if body.echo and reasoning is not None:
+            # The text then begins with that message, which has its own opening tag.
+            reasoning = replace(reasoning, phase=Phase.UNDECIDED)
+        return ChatJob(body, head, request, style, reasoning)
 
 
 def _message_text(message: Any) -> str:  # noqa: ANN401 - any of the message types

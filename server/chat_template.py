@@ -8,7 +8,7 @@ import jinja2
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from octavo.engine.core.errors import ConfigurationError, InvalidRequestError
-from octavo.engine.tokenizer import Tokenizer
+from octavo.engine.tokenizer import ChatTemplates, Tokenizer
 from octavo.server.template_analysis import (
     ContentFormat,
     TemplateTraits,
@@ -33,15 +33,26 @@ _MAX_MESSAGE_CHARS = 1000
 
 
 class ChatTemplate:
-    """Renders conversations; may be used from any thread."""
+    """Renders conversations; may be used from any thread.
+
+    Of several templates by name, `default` is used, and `tool_use` for conversations with tools.
+    """
 
     def __init__(
         self,
-        template_source: str | None,
+        templates: ChatTemplates,
         tokenizer: Tokenizer,
         content_format: Literal["auto", "string", "openai"] = "auto",
     ) -> None:
         """Raises ConfigurationError for a template that is not valid Jinja."""
+        self._names: tuple[str, ...] = ()
+        self._for_tools: ChatTemplate | None = None
+        template_source = templates if isinstance(templates, str) else None
+        if isinstance(templates, Mapping):
+            self._names = tuple(sorted(templates))
+            template_source = templates.get("default")
+            if "tool_use" in templates:
+                self._for_tools = ChatTemplate(templates["tool_use"], tokenizer, content_format)
         self._source = template_source
         self._special_tokens = dict(tokenizer.special_tokens)
         self._traits: TemplateTraits | None = None
@@ -78,12 +89,16 @@ class ChatTemplate:
         the last message does, so that the model goes on with it.
         Raises InvalidRequestError naming the field at fault.
         """
-        if self._source is None or self._traits is None:
-            raise InvalidRequestError(
-                "the model has no chat template; use /v1/completions, or start the server with "
-                "--chat-template",
-                "messages",
+        if tools and self._for_tools is not None:
+            return self._for_tools.render(
+                messages,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                kwargs=kwargs,
             )
+        if self._source is None or self._traits is None:
+            _refuse(self._missing_text())
         variables = self._variables(kwargs or {})
         shaped = [self._shape(place, message) for place, message in enumerate(messages)]
         if not shaped:
@@ -106,6 +121,17 @@ class ChatTemplate:
             raise InvalidRequestError(_fault_text(continue_final_message), "messages") from error
         return _check_text(rendered[0])
 
+    def _missing_text(self) -> str:
+        if self._names:
+            return (
+                f"the model has several chat templates ({', '.join(self._names)}) and none is its "
+                "default; start the server with --chat-template and one of these names"
+            )
+        return (
+            "the model has no chat template; use /v1/completions, or start the server with "
+            "--chat-template"
+        )
+
     def _variables(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         taken = sorted(_RENDERER_NAMES & kwargs.keys())
         if taken:
@@ -127,6 +153,10 @@ class ChatTemplate:
         if role == "tool" and not isinstance(shaped.get("tool_call_id"), str):
             _refuse(f"{where}.tool_call_id is needed in a tool message")
         shaped["content"] = self._shape_content(where, role, shaped.get("content"))
+        thought = shaped.get("reasoning", shaped.get("reasoning_content"))
+        if role == "assistant" and thought is not None:
+            # Templates know it by the one name or by the other.
+            shaped |= {"reasoning": thought, "reasoning_content": thought}
         if not shaped.get("tool_calls"):
             shaped.pop("tool_calls", None)
         else:

@@ -1,34 +1,23 @@
 """From a completion request to the engine, and from the engine's outputs to the answer."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import orjson
 
-from octavo.config.server import ServerConfig
 from octavo.engine.core.errors import InvalidRequestError
-from octavo.engine.core.limits import EngineLimits
 from octavo.engine.output_processor import ChoiceOutput, PromptRecords, TokenRecord
 from octavo.engine.tokenizer import Tokenizer
-from octavo.server.async_engine import AsyncEngine, GenerateRequest
+from octavo.server.async_engine import GenerateRequest
 from octavo.server.errors import ErrorAnswer
-from octavo.server.generation import (
-    AnswerHead,
-    PromptEncoder,
-    RouteParams,
-    WantedTokens,
-    check_num_logprobs,
-    check_settings,
-    sampling_params,
-    truncate_prompt,
-)
+from octavo.server.generation import AnswerHead, RouteParams, WantedTokens
 from octavo.server.logprobs import CompletionLogprobs, LogprobStyle, prompt_logprobs
 from octavo.server.output_stream import CollectedChoice, CollectedPrompt, OutputStream, collect
 from octavo.server.protocol.completion import DEFAULT_MAX_TOKENS, CompletionRequest
 from octavo.server.rendering import render
-from octavo.server.served_model import ServedModel
+from octavo.server.request_builder import RequestBuilder
 from octavo.server.streaming import ChunkFrame, json_line
 from octavo.server.usage import UsageCounter
 
@@ -205,66 +194,35 @@ class CompletionChunkWriter:
 class CompletionService:
     """Checks completion requests and makes jobs of them."""
 
-    def __init__(
-        self,
-        engine: AsyncEngine,
-        model: ServedModel,
-        limits: EngineLimits,
-        config: ServerConfig,
-        priority_scheduling: bool = False,
-    ) -> None:
-        self.engine = engine
-        self._model = model
-        self._limits = limits
-        self._config = config
-        self._priority_scheduling = priority_scheduling
-        self._encoder = PromptEncoder(model)
+    def __init__(self, builder: RequestBuilder) -> None:
+        self._builder = builder
+        self._model = builder.model
 
     async def prepare(self, body: CompletionRequest) -> CompletionJob:
         """Return the job for `body`; all that can be wrong with it is found here.
 
         Raises ModelNotFoundError, InvalidRequestError and ContextLengthError.
         """
-        head = AnswerHead(self._model.resolve_name(body.model), "cmpl")
-        check_settings(body, self._model, self._config, self._priority_scheduling)
-        check_num_logprobs("logprobs", body.logprobs, self._config)
+        head = AnswerHead(self._builder.check(body, "logprobs", body.logprobs), "cmpl")
         return await self._model.text_work(self._prepare, body, head)
 
     def _prepare(self, body: CompletionRequest, head: AnswerHead) -> CompletionJob:
-        tokenizer = self._model.tokenizer
         explicit = body.max_tokens if "max_tokens" in body.model_fields_set else None
         wanted = WantedTokens(explicit, DEFAULT_MAX_TOKENS, "prompt")
         prompts = [self._prompt(prompt, body, wanted) for prompt in body.prompt]
-        limits = [
-            wanted.resolve(
-                len(prompt.token_ids), self._model.max_model_len, self._config.clamp_max_tokens
-            )
-            for prompt in prompts
-        ]
-        params = sampling_params(
-            body,
-            self._model,
-            RouteParams(
-                max_tokens=limits[0],
-                best_of=body.best_of,
-                logprobs=_num_logprobs(body),
-                prompt_logprobs=_num_prompt_logprobs(body),
-                bad_words_token_ids=self._encoder.encode_bad_words(body.bad_words or ()),
-            ),
+        route = RouteParams(
+            best_of=body.best_of,
+            logprobs=_num_logprobs(body),
+            prompt_logprobs=_num_prompt_logprobs(body),
+            bad_words_token_ids=self._builder.encoder.encode_bad_words(body.bad_words or ()),
         )
         requests = [
-            GenerateRequest(
-                request_id=f"{head.id}-{number}",
-                prompt_token_ids=prompt.token_ids,
-                params=replace(params, max_tokens=max_tokens),
-                priority=body.priority,
-                cache_salt=body.cache_salt,
-            )
-            for number, (prompt, max_tokens) in enumerate(zip(prompts, limits, strict=True))
+            self._builder.build(f"{head.id}-{number}", prompt.token_ids, body, wanted, route)
+            for number, prompt in enumerate(prompts)
         ]
-        for request in requests:
-            self._limits.check_beams(len(request.prompt_token_ids), request.params)
-        return CompletionJob(body, head, prompts, requests, self._style(body), tokenizer)
+        return CompletionJob(
+            body, head, prompts, requests, self._style(body), self._model.tokenizer
+        )
 
     def _prompt(
         self, prompt: str | list[int], body: CompletionRequest, wanted: WantedTokens
@@ -278,7 +236,7 @@ class CompletionService:
                 raise InvalidRequestError(
                     f"`prompt` must hold token ids from 0 to {self._model.vocab_size - 1}", "prompt"
                 )
-        kept = truncate_prompt(token_ids, body, wanted, self._model.max_model_len)
+        kept = self._builder.truncate(token_ids, body, wanted)
         echo_text = ""
         if body.echo:
             if isinstance(prompt, str) and len(kept) == len(token_ids):
@@ -289,7 +247,7 @@ class CompletionService:
 
     def encode_text(self, text: str, add_special_tokens: bool) -> list[int]:
         """Tokenize; slow, so not for the event loop. Raises ContextLengthError."""
-        return self._encoder.encode(text, add_special_tokens, "prompt")
+        return self._builder.encoder.encode(text, add_special_tokens, "prompt")
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         token_ids = self.encode_text(text, add_special_tokens) if text else []
@@ -305,14 +263,9 @@ class CompletionService:
     def _style(self, body: CompletionRequest) -> LogprobStyle | None:
         if body.logprobs is None:
             return None
-        as_ids = body.return_tokens_as_token_ids
-        return LogprobStyle(
-            num_top=body.logprobs,
-            as_token_ids=self._config.return_tokens_as_token_ids if as_ids is None else as_ids,
-            hidden_ids=(
-                self._model.tokenizer.special_ids if body.skip_special_tokens else frozenset()
-            ),
-        )
+        special_ids = self._model.tokenizer.special_ids
+        hidden_ids = special_ids if body.skip_special_tokens else frozenset[int]()
+        return self._builder.logprob_style(body, body.logprobs, hidden_ids)
 
 
 def _num_logprobs(body: CompletionRequest) -> int | None:

@@ -160,22 +160,23 @@ class PromptEncoder:
 class RouteParams:
     """The parameters that the routes name or resolve differently; see SamplingParams."""
 
-    max_tokens: int
     best_of: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
 
 
-def sampling_params(body: GenerationBody, model: ServedModel, route: RouteParams) -> SamplingParams:
+def sampling_params(
+    body: GenerationBody, model: ServedModel, max_tokens: int, route: RouteParams
+) -> SamplingParams:
     """Return the engine's parameters. Raises InvalidRequestError.
 
     A field that the client left out takes the checkpoint's default, then the API's.
     """
     sampling = _search_params(body) if body.use_beam_search else _draw_params(body, model)
     return SamplingParams(
-        max_tokens=route.max_tokens,
-        min_tokens=_min_tokens(body, route.max_tokens),
+        max_tokens=max_tokens,
+        min_tokens=_min_tokens(body, max_tokens),
         n=body.n,
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from octavo.config.engine import EngineConfig
@@ -12,10 +13,11 @@ from octavo.engine.engine_loop import EngineLoop
 from octavo.engine.executor.profiled import ProfiledExecutor
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.loader import resolve_checkpoint
-from octavo.engine.tokenizer import Tokenizer
+from octavo.engine.tokenizer import ChatTemplates, Tokenizer
 from octavo.server.async_engine import EngineThread, OnFatal, OnStep
 from octavo.server.chat_template import ChatTemplate
 from octavo.server.loaded_engine import LoadedEngine, Report
+from octavo.server.reasoning.formats import FORMATS
 from octavo.server.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
@@ -30,9 +32,11 @@ def load_engine(
     checkpoint = resolve_checkpoint(engine_config.load)
     logger.info("Loading %s", checkpoint.name)
     # Small files first: a fault in them shows before gigabytes are read.
-    tokenizer = Tokenizer.from_directory(checkpoint.tokenizer_dir)
+    tokenizer = Tokenizer.from_directory(
+        checkpoint.tokenizer_dir, visible=_reasoning_tags(server_config)
+    )
     template = ChatTemplate(
-        _template_source(server_config) or tokenizer.chat_template,
+        _chat_templates(server_config.chat_template, tokenizer.chat_template),
         tokenizer,
         server_config.chat_template_content_format,
     )
@@ -64,14 +68,31 @@ def load_engine(
     return LoadedEngine(model, limits, make_thread, profiled)
 
 
-def _template_source(config: ServerConfig) -> str | None:
-    given = config.chat_template
+def _reasoning_tags(config: ServerConfig) -> tuple[str, ...]:
+    """Return the tags that must come out as text, although some models have them as control tokens.
+
+    Without them the reasoning could not be told apart.
+    """
+    if config.reasoning_parser is None:
+        return ()
+    form = FORMATS[config.reasoning_parser]
+    return form.opening, form.closing
+
+
+def _chat_templates(given: str | None, own: ChatTemplates) -> ChatTemplates:
+    """Return what `--chat-template` says: one of the model's own by name, a text or a file."""
+    if given is None:
+        return own
+    if isinstance(own, Mapping) and given in own:
+        return own[given]
     # Jinja text has braces; a name of a file hardly ever does.
-    if given is None or "{" in given:
+    if "{" in given:
         return given
     try:
         return Path(given).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
+        names = sorted(own) if isinstance(own, Mapping) else ()
+        others = f", nor one of the model's own ({', '.join(names)})" if names else ""
         raise ConfigurationError(
-            f"--chat-template: {given} is neither a readable file nor a template: {error}"
+            f"--chat-template: {given} is neither a readable file nor a template{others}: {error}"
         ) from error

@@ -21,6 +21,7 @@ from octavo.server.key_limits import KeyLimits
 from octavo.server.lifecycle import Lifecycle
 from octavo.server.metrics import ServerMetrics
 from octavo.server.profiling import Profiler
+from octavo.server.request_builder import RequestBuilder
 from octavo.server.responses_service import ResponsesService
 from octavo.server.served_model import ServedModel
 
@@ -67,7 +68,8 @@ def build_serving(
     priority_scheduling: bool,
 ) -> Serving:
     """Wire the services around a running engine."""
-    chat = ChatService(engine, model, limits, config, priority_scheduling)
+    builder = RequestBuilder(model, limits, config, priority_scheduling)
+    chat = ChatService(builder)
     return Serving(
         engine=engine,
         model=model,
@@ -79,13 +81,18 @@ def build_serving(
             key_limits=KeyLimits(config.key_max_concurrency, config.key_rpm, time.monotonic),
         ),
         chat=chat,
-        completions=CompletionService(engine, model, limits, config, priority_scheduling),
-        responses=ResponsesService(chat, model, config, priority_scheduling),
+        completions=CompletionService(builder),
+        responses=ResponsesService(builder, chat),
         embeddings=EmbeddingService(engine, model, limits.max_num_seqs),
     )
 
 
 def get_state(connection: HTTPConnection) -> AppState:
-    """Return the application's state; usable as a FastAPI dependency."""
+    """Return the application's state."""
     state: AppState = connection.app.state.octavo
     return state
+
+
+async def state_of(connection: HTTPConnection) -> AppState:
+    """Return the same as a FastAPI dependency; a plain function would be run in a thread."""
+    return get_state(connection)

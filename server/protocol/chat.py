@@ -139,6 +139,8 @@ class AssistantAnswer(BaseModel):
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    reasoning: str | None = Field(default=None, description="Only with --reasoning-parser.")
+    reasoning_content: str | None = Field(default=None, description="The same as `reasoning`.")
 
 
 class ChatChoice(BaseModel):

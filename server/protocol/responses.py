@@ -120,6 +120,23 @@ class OutputMessage(BaseModel):
     content: list[OutputTextPart]
 
 
+class ReasoningTextPart(BaseModel):
+    """What the model thought."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class OutputReasoning(BaseModel):
+    """What the model thought before the message; only with --reasoning-parser."""
+
+    id: str
+    type: Literal["reasoning"]
+    summary: list[JsonObject]
+    status: Literal["in_progress", "completed", "incomplete"]
+    content: list[ReasoningTextPart]
+
+
 class InputTokensDetails(BaseModel):
     """Where the input tokens came from."""
 
@@ -164,7 +181,7 @@ class ResponseObject(BaseModel):
     status: Literal["in_progress", "completed", "incomplete", "failed"]
     error: ResponseFault | None
     incomplete_details: IncompleteDetails | None
-    output: list[OutputMessage]
+    output: list[OutputReasoning | OutputMessage]
     usage: ResponseUsage | None
     model: str
     instructions: str | None

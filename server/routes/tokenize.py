@@ -43,7 +43,7 @@ async def _tokenize(request: Request, serving: Serving) -> TokenizeResponse:
 
     def work() -> TokenizeResponse:
         if isinstance(body, TokenizeChatRequest):
-            token_ids = serving.chat.encode_messages(body)
+            token_ids = serving.chat.encode_messages(body).token_ids
         else:
             token_ids = serving.completions.encode_text(body.prompt, body.add_special_tokens)
         pieces = map(model.tokenizer.token_piece, token_ids)

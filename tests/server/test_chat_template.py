@@ -373,3 +373,34 @@ def test_starter_template_has_its_default_system_prompt(starter_checkpoint):
         "You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
         "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     )
+
+
+NAMED = {"default": STRING_TEMPLATE, "tool_use": "{{ tools[0].name }}", "rag": "{{ documents }}"}
+
+
+def test_of_several_templates_the_default_is_used():
+    text = template(NAMED).render([user("hi")])
+    assert text == template(STRING_TEMPLATE).render([user("hi")])
+
+
+def test_of_several_templates_tools_have_their_own():
+    assert template(NAMED).render([user("hi")], tools=[{"name": "f"}]) == "f"
+    assert "<user>hi" in template(STRING_TEMPLATE).render([user("hi")], tools=[{"name": "f"}])
+
+
+def test_templates_without_a_default_are_named():
+    error = refusal({"rag": "a", "tool_use": "b"}, [user("hi")])
+    assert error.param == "messages"
+    assert "(rag, tool_use)" in error.message
+
+
+def test_each_of_several_templates_is_checked():
+    with pytest.raises(ConfigurationError, match="not valid Jinja"):
+        template({**NAMED, "tool_use": "{% if %}"})
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_past_reasoning_reaches_templates_under_both_names(name):
+    source = "{% for m in messages %}{{ m.reasoning }}/{{ m.reasoning_content }}{% endfor %}"
+    answer = {"role": "assistant", "content": "y", name: "hm"}
+    assert template(source).render([answer]) == "hm/hm"

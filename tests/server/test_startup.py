@@ -1,21 +1,72 @@
-"""What a start tells while it runs."""
+"""What a start tells while it runs, and what it makes of the settings."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import pytest
+from octavo_fixtures import END_THINK_ID, EOS_ID
 
 from octavo.config.engine import EngineConfig
 from octavo.config.server import ServerConfig
+from octavo.engine.core.errors import ConfigurationError
+from octavo.server.served_model import ServedModel
 from octavo.server.startup import load_engine
+
+MakeMarkov = Callable[..., Path]
 
 
 def test_the_progress_names_the_model_without_its_path(random_llama_dir: Path) -> None:
+    stages: list[str] = []
+    load(random_llama_dir, report=stages.append)
+    assert any(random_llama_dir.name in stage for stage in stages)
+    assert not any(str(random_llama_dir.parent) in stage for stage in stages)
+
+
+def load(
+    directory: Path, report: Callable[[str], None] = lambda stage: None, **server: Any
+) -> ServedModel:
     config = EngineConfig.model_validate(
         {
-            "load": {"model": str(random_llama_dir), "load_format": "null"},
+            "load": {"model": str(directory), "load_format": "null"},
             "cache": {"num_gpu_blocks_override": 64},
             "device": {"device": "cpu"},
         }
     )
-    stages: list[str] = []
-    load_engine(ServerConfig(), config, stages.append)
-    assert any(random_llama_dir.name in stage for stage in stages)
-    assert not any(str(random_llama_dir.parent) in stage for stage in stages)
+    return load_engine(ServerConfig(**server), config, report).model
+
+
+@pytest.fixture
+def named_templates(markov_dir: MakeMarkov) -> Path:
+    """A model with the templates default and rag."""
+    path = markov_dir()
+    config = path / "tokenizer_config.json"
+    names = [{"name": "default", "template": "D"}, {"name": "rag", "template": "R"}]
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": names}))
+    return path
+
+
+@pytest.mark.parametrize(("given", "text"), [(None, "D"), ("rag", "R"), ("{{ 1 }}", "1")])
+def test_a_template_of_the_model_by_its_name(
+    named_templates: Path, given: str | None, text: str
+) -> None:
+    template = load(named_templates, chat_template=given).chat_template
+    assert template.render([{"role": "user", "content": "hi"}]) == text
+
+
+def test_the_names_of_templates_are_told(named_templates: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"--chat-template.*default, rag"):
+        load(named_templates, chat_template="other")
+
+
+def test_the_tags_of_the_reasoning_are_text(named_templates: Path) -> None:
+    tokenizer = named_templates / "tokenizer.json"
+    content = json.loads(tokenizer.read_text())
+    for token in content["added_tokens"]:
+        token["special"] = True
+    tokenizer.write_text(json.dumps(content))
+    assert END_THINK_ID in load(named_templates).tokenizer.special_ids
+    shown = load(named_templates, reasoning_parser="qwen3").tokenizer
+    assert END_THINK_ID not in shown.special_ids
+    assert EOS_ID in shown.special_ids

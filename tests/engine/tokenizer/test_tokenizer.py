@@ -130,3 +130,17 @@ def test_g11_no_network(byte_bpe_dir, monkeypatch):
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     Tokenizer.from_directory(byte_bpe_dir)
+
+
+def test_special_tokens_that_are_text_all_the_same(byte_bpe_dir):
+    tokenizer = Tokenizer.from_directory(byte_bpe_dir, visible=("<|im_end|>", "elsewhere"))
+    assert tokenizer.special_ids == {BOS_ID, EOS_ID, IM_START_ID}
+
+
+def test_templates_by_name(tmp_path):
+    path = make_byte_bpe_tokenizer(tmp_path)
+    extra = path / "additional_chat_templates"
+    extra.mkdir()
+    (path / "chat_template.jinja").write_text("D")
+    (extra / "tool_use.jinja").write_text("T")
+    assert Tokenizer.from_directory(path).chat_template == {"default": "D", "tool_use": "T"}

@@ -1,0 +1,1 @@
+"""Telling a model's reasoning from its answer."""
