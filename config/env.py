@@ -26,6 +26,16 @@ def cache_root() -> str:
     return os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
 
 
+def take_inherited_sockets() -> int:
+    """Return how many sockets a supervisor such as systemd opened for this process.
+
+    They are the descriptors from 3 on. The variables are removed, so that no child takes them too.
+    """
+    pid = os.environ.pop("LISTEN_PID", "")
+    count = os.environ.pop("LISTEN_FDS", "")
+    return int(count) if pid == str(os.getpid()) and count.isdecimal() else 0
+
+
 def num_cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))

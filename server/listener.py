@@ -7,14 +7,29 @@ import socket
 import stat
 from pathlib import Path
 
+from octavo.config.env import take_inherited_sockets
 from octavo.config.server import ServerConfig
 from octavo.engine.core.errors import ConfigurationError
 
 _BACKLOG = 2048
 
 
+_FIRST_INHERITED = 3
+
+
 def open_listener(config: ServerConfig) -> socket.socket:
-    """Return a bound and listening socket. Raises ConfigurationError."""
+    """Return a bound and listening socket. Raises ConfigurationError.
+
+    One that a supervisor hands down (systemd's socket units do) takes the place of host and port.
+    It stays open while the server is started anew, so clients wait instead of being refused.
+    """
+    inherited = take_inherited_sockets()
+    if inherited > 1:
+        raise ConfigurationError(f"{inherited} sockets were handed down; one can be served")
+    if inherited and config.uds is not None:
+        raise ConfigurationError("--uds: a socket was handed down already; leave the setting out")
+    if inherited:
+        return socket.socket(fileno=_FIRST_INHERITED)
     if config.uds is not None:
         return _open_unix(Path(config.uds))
     try:
@@ -70,15 +85,15 @@ def _answers(path: Path) -> bool:
 
 def describe(config: ServerConfig, listener: socket.socket) -> str:
     """Return the address as a URL, or the path of the Unix socket."""
-    if config.uds is not None:
-        return f"unix:{config.uds}"
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{listener.getsockname()}"
     host, port = listener.getsockname()[:2]
     scheme = "http" if config.ssl_certfile is None else "https"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def is_open_to_others(config: ServerConfig, listener: socket.socket) -> bool:
+def is_open_to_others(listener: socket.socket) -> bool:
     """Return whether other machines can reach the socket."""
-    if config.uds is not None:
+    if listener.family == socket.AF_UNIX:
         return False
     return not ipaddress.ip_address(listener.getsockname()[0]).is_loopback

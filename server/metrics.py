@@ -11,7 +11,9 @@ from typing import Concatenate, ParamSpec
 from prometheus_client import (
     CollectorRegistry,
     Counter,
+    Gauge,
     Histogram,
+    ProcessCollector,
     disable_created_metrics,
     generate_latest,
 )
@@ -208,6 +210,14 @@ class ServerMetrics:
         self.faults: set[str] = set()
         self._labels = (model_name, _ENGINE)
         self._registry = CollectorRegistry()
+        # Memory, processor time and open files under the names that all exporters use.
+        ProcessCollector(registry=self._registry)
+        self._tasks = Gauge(
+            "octavo:event_loop_tasks",
+            "Tasks of the event loop.",
+            _LABELS,
+            registry=self._registry,
+        )
         self._make_counters()
         self._make_histograms()
 
@@ -313,6 +323,7 @@ class ServerMetrics:
             self._prompt_tokens_cached,
             self._generation_tokens,
             self._corrupted,
+            self._tasks,
         ):
             plain.labels(*self._labels)
 
@@ -326,6 +337,11 @@ class ServerMetrics:
             return text
         own = [line for line in text.splitlines(keepends=True) if _OWN.match(line)]
         return text + b"".join(own).replace(b"octavo:", alias.encode() + b":")
+
+    @_guarded
+    def note_tasks(self, count: int) -> None:
+        """Record how many tasks the event loop has now."""
+        self._tasks.labels(*self._labels).set(count)
 
     @_guarded
     def observe_step(self, num_tokens: int) -> None:

@@ -18,6 +18,7 @@ from octavo.config.server import ServerConfig
 from octavo.engine.core.errors import ConfigurationError
 from octavo.server.app import create_app
 from octavo.server.auth import KeyStore
+from octavo.server.http_protocol import HttpProtocol
 from octavo.server.lifecycle import Phase
 from octavo.server.listener import describe, is_open_to_others
 from octavo.server.loaded_engine import Loader
@@ -51,7 +52,7 @@ def run(
     """
     app = create_app(server_config, engine_config, load)
     config = make_uvicorn_config(app, server_config)
-    if is_open_to_others(server_config, listener) and not app.state.keys.needs_key:
+    if is_open_to_others(listener) and not app.state.keys.needs_key:
         logger.warning(
             "Listening beyond this machine without a key: anyone who reaches the port can use it. "
             "Give --api-key, or --host 127.0.0.1"
@@ -64,7 +65,7 @@ def make_uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
     """Return the settings of the HTTP server. Raises ConfigurationError for bad TLS files."""
     uvicorn_config = uvicorn.Config(
         app,
-        http="httptools",
+        http=HttpProtocol,
         ws="none",
         lifespan="on",
         log_config=None,
@@ -155,7 +156,9 @@ class _Run:
 def _ready_message(config: ServerConfig, listener: socket.socket, serving: Serving) -> str:
     url = describe(config, listener)
     model = serving.model
-    target = f"--unix-socket {config.uds} http://localhost" if config.uds else url
+    target = url
+    if url.startswith("unix:"):
+        target = f"--unix-socket {url.removeprefix('unix:')} http://localhost"
     path, body = "/v1/chat/completions", '{"messages": [{"role": "user", "content": "Hello!"}]}'
     if not model.generates:
         path, body = "/v1/embeddings", '{"input": "Hello!"}'

@@ -14,7 +14,7 @@ from octavo.server.context import current_request
 from octavo.server.openapi import ERROR_RESPONSES, describe_body
 from octavo.server.protocol.blocks import BlocksAnswer
 from octavo.server.protocol.common import RequestBody
-from octavo.server.state import AppState, get_state
+from octavo.server.state import AppState, state_of
 from octavo.server.validation.fields import read_fields
 
 
@@ -25,7 +25,7 @@ async def require_admin() -> None:
 
 
 router = APIRouter(tags=["admin"], responses=ERROR_RESPONSES, dependencies=[Depends(require_admin)])
-State = Annotated[AppState, Depends(get_state)]
+State = Annotated[AppState, Depends(state_of)]
 
 
 class ResetAnswer(BaseModel):

@@ -1,5 +1,6 @@
 """Probes, the version and the metrics."""
 
+import asyncio
 import uuid
 from contextlib import aclosing
 from typing import Annotated
@@ -12,11 +13,11 @@ from octavo.engine.core.sampling_params import SamplingParams
 from octavo.server.async_engine import GenerateRequest
 from octavo.server.disconnect import run_until_disconnect
 from octavo.server.lifecycle import Phase
-from octavo.server.state import AppState, Serving, get_state
+from octavo.server.state import AppState, Serving, state_of
 from octavo.server.version import VERSION
 
 router = APIRouter(tags=["operations"])
-State = Annotated[AppState, Depends(get_state)]
+State = Annotated[AppState, Depends(state_of)]
 
 
 def _status(state: AppState) -> JSONResponse:
@@ -72,5 +73,6 @@ async def version() -> dict[str, str]:
 @router.get("/metrics", response_class=Response)
 async def metrics(state: State) -> Response:
     """Return all metrics in Prometheus' text format."""
+    state.metrics.note_tasks(len(asyncio.all_tasks()))
     alias = None if state.config.metrics_alias == "none" else state.config.metrics_alias
     return Response(state.metrics.render(alias), media_type=CONTENT_TYPE_LATEST)

@@ -107,7 +107,7 @@ def test_every_metric_is_described_with_its_kind() -> None:
     described = {
         (cells[0], cells[1])
         for cells in rows("server/README.md")
-        if re.match("`(octavo:|http_)", cells[0])
+        if re.match("`(octavo:|http_|process_)", cells[0])
     }
 
     assert described == shown

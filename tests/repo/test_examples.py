@@ -129,6 +129,8 @@ def test_the_unit_reloads_drains_and_restarts() -> None:
     assert "-HUP" in service["ExecReload"]
     assert service["Restart"] == "on-failure"
     assert int(service["TimeoutStopSec"]) > SHUTDOWN_S
+    assert unit["Unit"]["Requires"] == "octavo.socket"
+    assert (EXAMPLES / "octavo.socket").is_file()
 
 
 def test_the_image_runs_without_rights_and_keeps_its_files_in_the_cache() -> None:

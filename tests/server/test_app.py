@@ -444,3 +444,14 @@ async def test_docs_can_be_switched_off(serve_app: ServeApp) -> None:
         ]
 
     assert statuses == [404, 404, 404]
+
+
+async def test_no_request_needs_a_thread_of_the_pool(serve_app: ServeApp) -> None:
+    """A busy pool must keep neither probes nor metrics waiting."""
+    async with serve_app(HELLO, enable_admin=True, admin_key="root") as served:
+        await served.wait_for(Phase.READY)
+        before = {thread.name for thread in threading.enumerate()}
+        for path in ("/health", "/ping", "/metrics", "/version", "/v1/models"):
+            await asyncio.gather(*(served.client.get(path) for _ in range(20)))
+
+        assert {thread.name for thread in threading.enumerate()} <= before

@@ -50,6 +50,13 @@ EXPECTED = {
     "octavo:request_params_max_tokens",
     "octavo:request_params_n",
     "octavo:iteration_tokens_total",
+    "octavo:event_loop_tasks",
+    "process_resident_memory_bytes",
+    "process_virtual_memory_bytes",
+    "process_open_fds",
+    "process_max_fds",
+    "process_cpu_seconds",
+    "process_start_time_seconds",
     "http_requests",
     "http_request_duration_seconds",
 }

@@ -20,7 +20,7 @@ from octavo_fixtures import byte_ids, token_id
 from octavo.config.engine import EngineConfig
 from octavo.config.server import ServerConfig
 from octavo.engine.core.errors import CheckpointError, ConfigurationError
-from octavo.server import serve
+from octavo.server import listener, serve
 from octavo.server.listener import describe, is_open_to_others, open_listener
 
 HELLO = [*byte_ids("hello"), token_id("<|eos|>")]
@@ -296,5 +296,33 @@ def test_a_unix_socket_left_behind_is_replaced_and_a_living_one_is_not(tmp_path:
 @pytest.mark.parametrize(("host", "open_to_others"), [("127.0.0.1", False), ("0.0.0.0", True)])
 def test_listening_beyond_loopback_is_noticed(host: str, open_to_others: bool) -> None:
     config = ServerConfig(host=host, port=0)
-    with open_listener(config) as listener:
-        assert is_open_to_others(config, listener) is open_to_others
+    with open_listener(config) as opened:
+        assert is_open_to_others(opened) is open_to_others
+
+
+def test_a_socket_that_was_handed_down_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        monkeypatch.setattr(listener, "_FIRST_INHERITED", held.dup().detach())
+        monkeypatch.setenv("LISTEN_PID", str(os.getpid()))
+        monkeypatch.setenv("LISTEN_FDS", "1")
+        with listener.open_listener(ServerConfig(port=1)) as opened:
+            assert describe(ServerConfig(port=1), opened).endswith(f":{held.getsockname()[1]}")
+    # Taken once: a child of the server finds nothing.
+    assert "LISTEN_FDS" not in os.environ and "LISTEN_PID" not in os.environ
+
+
+def test_a_socket_for_another_process_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LISTEN_PID", "1")
+    monkeypatch.setenv("LISTEN_FDS", "1")
+    with open_listener(ServerConfig(port=0)) as opened:
+        assert opened.fileno() != 3
+
+
+@pytest.mark.parametrize(("count", "uds"), [("2", None), ("1", "/tmp/s")])
+def test_sockets_that_cannot_be_served_stop_the_start(
+    monkeypatch: pytest.MonkeyPatch, count: str, uds: str | None
+) -> None:
+    monkeypatch.setenv("LISTEN_PID", str(os.getpid()))
+    monkeypatch.setenv("LISTEN_FDS", count)
+    with pytest.raises(ConfigurationError, match="handed down"):
+        open_listener(ServerConfig(uds=uds))
