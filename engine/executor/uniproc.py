@@ -14,6 +14,7 @@ from octavo.engine.core.model_output import ModelOutput
 from octavo.engine.core.scheduler_output import SchedulerOutput
 from octavo.engine.loader import Checkpoint, load_model
 from octavo.engine.worker.kv_cache import KVCache
+from octavo.engine.worker.language_model import LanguageModel, RunnerLimits
 from octavo.engine.worker.memory import (
     CacheDemand,
     CacheSize,
@@ -27,7 +28,7 @@ from octavo.engine.worker.memory import (
     size_cache,
     size_host_memory,
 )
-from octavo.engine.worker.model_runner import LanguageModel, ModelRunner, RunnerLimits
+from octavo.engine.worker.model_runner import ModelRunner
 from octavo.engine.worker.warm_up import measure_costs, warm_up
 from octavo.kernels import ops
 

@@ -18,7 +18,8 @@ class BatchState:
 
     R rows, B entries per block table. A row is meaningless while no sequence holds it.
 
-    token_ids        int32 [R, max_model_len + 1]  known ids
+    token_ids        int32 [R, max_model_len + 1]  known ids; negative while a running step
+                     draws an id
     num_tokens       int64 [R]     known tokens          num_prompt_tokens  int64 [R]
     num_computed     int64 [R]     tokens whose K and V are in the cache
     block_tables     int32 [R, B]  zero past num_blocks  num_blocks         int64 [R]
@@ -82,8 +83,8 @@ class BatchState:
         sequence: NewSequence,
         adjustments: LogitAdjustments | None,
         num_candidates: int = 0,
-    ) -> None:
-        """Gives `sequence` a row."""
+    ) -> int:
+        """Gives `sequence` a row, which is returned."""
         assert sequence.seq_id not in self._rows, sequence.seq_id
         row = self._free.pop()
         self._rows[sequence.seq_id] = row
@@ -101,6 +102,7 @@ class BatchState:
         self._set_params(row, sequence.params)
         self.num_candidates[row] = num_candidates
         self.adjustments[row] = adjustments
+        return row
 
     def remove(self, seq_id: int) -> None:
         """Frees the row of `seq_id`."""
@@ -133,6 +135,20 @@ class BatchState:
         """Adds one sampled id to each of `rows`."""
         self.token_ids[rows, self.num_tokens[rows]] = token_ids
         self.num_tokens[rows] += 1
+
+    def settle(
+        self,
+        seq_ids: Sequence[int],
+        rows: NDArray[np.int64],
+        places: NDArray[np.int64],
+        token_ids: NDArray[np.int64],
+    ) -> None:
+        """Writes ids that were unknown when they were appended, where the sequences still are."""
+        current = self._rows
+        alive = [
+            current.get(seq_id) == row for seq_id, row in zip(seq_ids, rows.tolist(), strict=True)
+        ]
+        self.token_ids[rows[alive], places[alive]] = token_ids[alive]
 
     def num_output_tokens(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Generated tokens of each of `rows`."""

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from octavo.engine.core.model_output import BeamCandidate, TokenLogprobs
 from octavo.engine.worker.batch_state import BatchState
+from octavo.engine.worker.input_batch import DrawBatch
 from octavo.engine.worker.logprobs import token_logprobs
 from octavo.engine.worker.sampler import NOT_FINITE, NOTHING_LEFT
 from octavo.kernels import ops
@@ -42,6 +43,18 @@ def beam_candidates(
             records = _records(logits[index], token_ids, int(state.logprobs[row]))
             results.append(tuple(map(BeamCandidate, token_ids, scores, records)))
     return results
+
+
+def find_candidates(
+    logits: Tensor, beams: NDArray[np.int64], state: BatchState, draws: DrawBatch
+) -> dict[int, tuple[BeamCandidate, ...] | str]:
+    """Candidates by seq_id of the rows `beams` of `logits` fp32 [L, V], or why there are none."""
+    if not beams.size:
+        return {}
+    chosen = logits[torch.from_numpy(beams).to(logits.device)]
+    found = beam_candidates(chosen, state, draws.rows[beams])
+    seq_ids = [draws.seq_ids[own] for own in draws.own[beams].tolist()]
+    return dict(zip(seq_ids, found, strict=True))
 
 
 def _records(

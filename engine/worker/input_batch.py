@@ -11,7 +11,6 @@ from torch import Tensor
 from octavo.engine.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
 from octavo.engine.core.scheduler_output import ScheduledSequence
 from octavo.engine.worker.batch_state import BatchState
-from octavo.engine.worker.random_streams import uniforms
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class DrawBatch:
     own          int64 [L]    the draw of the sequence itself; the others from its row are forks'
     seq_ids      D ids        who gets each draw
     logits_rows  int64 [D]    the row of logits of each draw
-    uniforms     float64 [D]  the random number of each draw; zeros when all are greedy
+    choices      int64 [D]    the choice that each draw is for, which names its random stream
     """
 
     rows: NDArray[np.int64]
@@ -47,7 +46,7 @@ class DrawBatch:
     own: NDArray[np.int64]
     seq_ids: tuple[int, ...]
     logits_rows: NDArray[np.int64]
-    uniforms: NDArray[np.float64]
+    choices: NDArray[np.int64]
 
 
 def step_rows(state: BatchState, scheduled: Sequence[ScheduledSequence]) -> StepRows:
@@ -95,15 +94,14 @@ def draw_batch(
         choices += (choice, *(fork.index for fork in item.forks))
         logits_rows += [logits_row] * (1 + len(item.forks))
     from_rows = np.array(logits_rows, np.int64)
-    if state.greedy[rows].all():
-        numbers = np.zeros(from_rows.size)
-    else:
-        numbers = uniforms(
-            state.seeds[rows][from_rows],
-            np.array(choices, np.int64),
-            state.num_output_tokens(rows)[from_rows],
-        )
-    return DrawBatch(rows, places, np.array(own, np.int64), tuple(seq_ids), from_rows, numbers)
+    return DrawBatch(
+        rows,
+        places,
+        np.array(own, np.int64),
+        tuple(seq_ids),
+        from_rows,
+        np.array(choices, np.int64),
+    )
 
 
 def forward_batch(

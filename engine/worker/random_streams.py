@@ -16,13 +16,29 @@ def uniforms(
     """One number in [0, 1) with 53 random bits for each entry; all arrays have one shape.
 
     A stream is named by its request's seed and the choice; `positions` counts its tokens from 0.
-    The three are folded in one after the other: h = mix(h + golden * (value + 1)), where mix is
-    the finalizer of splitmix64 (Steele, Lea, Flood 2014).
+    """
+    state = _fold(seeds, choices, positions)
+    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def streams(
+    seeds: NDArray[np.int64], choices: NDArray[np.int64], positions: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """64 random bits for each entry, which name its draw; arguments as for `uniforms`."""
+    return _fold(seeds, choices, positions).view(np.int64)
+
+
+def _fold(
+    seeds: NDArray[np.int64], choices: NDArray[np.int64], positions: NDArray[np.int64]
+) -> NDArray[np.uint64]:
+    """The three, one after the other: h = mix(h + golden * (value + 1)).
+
+    mix is the finalizer of splitmix64 (Steele, Lea, Flood 2014).
     """
     state = np.zeros(seeds.shape, np.uint64)
     for part in (seeds, choices, positions):
         state = _mix(state + _GOLDEN * (part.astype(np.uint64) + np.uint64(1)))
-    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return state
 
 
 def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:

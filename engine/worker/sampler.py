@@ -15,6 +15,7 @@ from octavo.engine.core.model_output import TokenLogprobs
 from octavo.engine.worker.batch_state import BatchState
 from octavo.engine.worker.input_batch import DrawBatch
 from octavo.engine.worker.logprobs import token_logprobs
+from octavo.engine.worker.random_streams import uniforms
 from octavo.kernels import ops
 from octavo.kernels.sampling_args import SamplingFilters
 
@@ -109,6 +110,7 @@ class Sampler:
         random = ~state.greedy[rows] & usable[draws.logits_rows]
         if not random.any():
             return
+        numbers = uniforms(state.seeds[rows], draws.choices, state.num_output_tokens(rows))
         filtered = state.filtered[rows]
         plain = np.flatnonzero(random & ~filtered)
         if plain.size:
@@ -116,7 +118,7 @@ class Sampler:
                 logits,
                 self._index(draws.logits_rows[plain]),
                 self._index(state.temperature[rows[plain]]),
-                self._index(draws.uniforms[plain]),
+                self._index(numbers[plain]),
             )
             token_ids[plain] = drawn.cpu().numpy()
         narrowed = np.flatnonzero(random & filtered)
@@ -132,7 +134,7 @@ class Sampler:
                 logits,
                 self._index(draws.logits_rows[narrowed]),
                 filters,
-                self._index(draws.uniforms[narrowed]),
+                self._index(numbers[narrowed]),
             )
             token_ids[narrowed] = drawn.cpu().numpy()
 

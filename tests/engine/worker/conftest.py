@@ -18,7 +18,8 @@ from octavo.engine.core.scheduler_output import (
     SchedulerOutput,
 )
 from octavo.engine.worker.kv_cache import KVCache
-from octavo.engine.worker.model_runner import LanguageModel, ModelRunner, RunnerLimits
+from octavo.engine.worker.language_model import LanguageModel, RunnerLimits
+from octavo.engine.worker.model_runner import ModelRunner
 
 CPU = torch.device("cpu")
 
