@@ -12,7 +12,7 @@ import orjson
 
 from octavo.loadtest.client import ServerError
 from octavo.loadtest.dataset import check_dataset
-from octavo.loadtest.offline.commands import latency
+from octavo.loadtest.offline.commands import kernels, latency, throughput
 from octavo.loadtest.options import BenchOptions, bench_options
 from octavo.loadtest.overhead import measure as measure_overhead
 from octavo.loadtest.overhead import null_server
@@ -28,7 +28,8 @@ def bench() -> None:
     """Measure a running server, or the engine and its kernels in this process."""
 
 
-bench.add_command(latency)
+for command in (latency, throughput, kernels):
+    bench.add_command(command)
 
 
 @bench.command()

@@ -6,7 +6,7 @@ libraries, and the thread settings must be in place before torch is imported.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 import orjson
@@ -21,8 +21,9 @@ from octavo.config.flags import (
     settings_from_variables,
 )
 from octavo.config.options import flag_option
-from octavo.engine.core.errors import ConfigurationError
-from octavo.loadtest.options import positive_numbers
+from octavo.engine.core.errors import ConfigurationError, RequestError
+from octavo.loadtest.dataset import check_dataset
+from octavo.loadtest.options import DatasetOptions, dataset_options, positive_numbers
 
 _COUNT = click.IntRange(min=1)
 _OUTPUT_JSON = click.option(
@@ -122,6 +123,101 @@ def latency(
         with open_engine(config) as offline:
             wanted = LatencyOptions(batch_sizes, input_len, output_len, *counts)
             report = measure_latency(offline, wanted)
+    except ConfigurationError as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(report.render())
+    write_json(output_json, report.to_json())
+
+
+@engine_flags
+@click.command()
+@dataset_options
+@_OUTPUT_JSON
+def throughput(
+    model_argument: str | None,
+    output_json: Path | None,
+    **options: Any,  # noqa: ANN401 - one per setting
+) -> None:
+    """Measure a data set in this process: all requests are there from the start.
+
+    Answers are greedy and as long as asked for. The prompts are the same in every run, or those
+    of --seed.
+    """
+    names = DatasetOptions.__annotations__
+    dataset = cast("DatasetOptions", {name: options.pop(name) for name in names})
+    config = engine_config(model_argument, options)
+    try:
+        check_dataset(dataset)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    set_thread_defaults()
+    from octavo.loadtest.offline.engine import open_engine  # noqa: PLC0415 - see the docstring
+    from octavo.loadtest.offline.throughput import measure_throughput  # noqa: PLC0415
+
+    try:
+        with open_engine(config) as offline:
+            report = measure_throughput(offline, dataset, config.load.seed or 0)
+    except (ConfigurationError, RequestError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(report.render())
+    write_json(output_json, report.to_json())
+
+
+@engine_flags
+@click.command()
+@click.option(
+    "--num-tokens",
+    default="1,8,32,512",
+    show_default=True,
+    callback=_numbers,
+    help="Tokens of a step, for the kernels that work token by token.",
+)
+@click.option(
+    "--num-seqs",
+    default="1,8,32",
+    show_default=True,
+    callback=_numbers,
+    help="Sequences of a step, for attention and sampling.",
+)
+@click.option(
+    "--context",
+    type=_COUNT,
+    default=1024,
+    show_default=True,
+    help="Tokens in the cache of each sequence.",
+)
+@click.option(
+    "--only",
+    type=click.Choice(["linear", "elementwise", "rotation", "attention", "copies", "sampling"]),
+    help="Measure one group of kernels.",
+)
+@_OUTPUT_JSON
+def kernels(
+    model_argument: str | None,
+    output_json: Path | None,
+    num_tokens: list[int],
+    num_seqs: list[int],
+    only: str | None,
+    **options: Any,  # noqa: ANN401 - one per setting
+) -> None:
+    """Measure each kernel at the sizes of MODEL: GB/s and GFLOP/s, and their share of the limits.
+
+    The kernels are those that the engine would take on this device. Weights and caches are random
+    and larger than the processor's caches, as in a model of many layers.
+    """
+    context = options.pop("context")
+    config = engine_config(model_argument, options)
+    set_thread_defaults()
+    from octavo.loadtest.offline.kernels import (  # noqa: PLC0415 - see the docstring
+        KernelOptions,
+        measure_kernels,
+    )
+
+    wanted = KernelOptions(num_tokens, num_seqs, context, only or "")
+    try:
+        report = measure_kernels(
+            config, wanted, lambda row: click.echo(f"{row.name} {row.shape}", err=True)
+        )
     except ConfigurationError as error:
         raise click.ClickException(str(error)) from error
     click.echo(report.render())
