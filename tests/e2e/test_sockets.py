@@ -157,3 +157,75 @@ def test_a_client_that_never_reads_loses_its_place(
             time.sleep(0.05)
         assert answer.status_code == 200
         deaf.close()
+
+
+def talk(base_url: str, raw: bytes) -> tuple[bytes, bytes]:
+    """Send bytes on a new connection; returns head and body of what comes until its end."""
+    host, port = base_url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(raw)
+        received = b""
+        try:
+            while data := connection.recv(65536):
+                received += data
+        except ConnectionResetError:  # the server did not read all of it
+            pass
+    head, _, body = received.partition(b"\r\n\r\n")
+    return head, body
+
+
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+
+
+@pytest.mark.parametrize(
+    ("raw", "status"),
+    [
+        (b"hello\r\n\r\n", 400),
+        (POST + b"Content-Length: abc\r\n\r\n{}", 400),
+        (POST + b"Content-Length: -5\r\n\r\n{}", 400),
+        (POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n{}", 400),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
+        (b"GET /v1/\xff\xfe HTTP/1.1\r\n\r\n", 400),
+        (b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+        (b"GET /health HTTP/1.1\r\nX: " + b"a" * 70_000 + b"\r\n\r\n", 431),
+        (b"GET /health HTTP/1.1\r\nX: " + b"a" * 400_000, 431),
+        (b"GET /" + b"a" * 400_000, 431),
+        (b"GET /health HTTP/1.1\r\n" + b"x: y\r\n" * 20_000 + b"\r\n", 431),
+    ],
+)
+def test_what_is_no_http_gets_an_error_of_the_same_form(
+    slow_server: str, raw: bytes, status: int
+) -> None:
+    head, body = talk(slow_server, raw)
+    assert head.startswith(b"HTTP/1.1 %d " % status)
+    assert b"\r\nx-request-id: " in head
+    error = json.loads(body)["error"]
+    assert (set(error), error["type"], error["param"]) == (
+        {"message", "type", "param", "code"},
+        "invalid_request_error",
+        None,
+    )
+    assert httpx.get(f"{slow_server}/health").status_code == 200
+
+
+@pytest.mark.parametrize("pause", [False, True])
+def test_an_offer_of_another_protocol_is_passed_over(slow_server: str, pause: bool) -> None:
+    # The HTTP client of Java offers HTTP/2 with each request, its body included.
+    content = json.dumps(SHORT).encode()
+    offer = (
+        b"Connection: Upgrade, HTTP2-Settings, close\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n"
+    )
+    head = POST + b"Content-Length: %d\r\n%b\r\n" % (len(content), offer)
+    host, port = slow_server.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(head if pause else head + content)
+        if pause:
+            time.sleep(0.05)
+            connection.sendall(content)
+        received = b""
+        while data := connection.recv(65536):
+            received += data
+    answer = json.loads(received.partition(b"\r\n\r\n")[2])
+    expected = httpx.post(slow_server + COMPLETIONS, json=SHORT).json()
+    assert answer["choices"] == expected["choices"]

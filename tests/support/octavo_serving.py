@@ -31,6 +31,7 @@ from octavo.server.app import create_app
 from octavo.server.async_engine import EngineThread, OnFatal, OnStep
 from octavo.server.chat_template import ChatTemplate
 from octavo.server.loaded_engine import LoadedEngine, Loader, Report
+from octavo.server.serve import make_uvicorn_config
 from octavo.server.served_model import ServedModel
 
 BLOCK_SIZE = 16
@@ -267,8 +268,7 @@ def served_on_socket(settings: TableSettings) -> Iterator[str]:
     """Run the application under uvicorn in a thread; gives its address."""
     app = settings.app()
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=5)
-        server = uvicorn.Server(config)
+        server = uvicorn.Server(make_uvicorn_config(app, ServerConfig()))
         thread = threading.Thread(
             target=lambda: asyncio.run(server.serve([listener])), name="uvicorn"
         )
