@@ -12,7 +12,7 @@ from octavo.config.server import ServerConfig
 from octavo.server.auth import AuthMiddleware, KeyStore
 from octavo.server.errors import install_error_handlers
 from octavo.server.lifecycle import Lifecycle
-from octavo.server.loaded_engine import Loader
+from octavo.server.loaded_engine import Loader, load_engine
 from octavo.server.metrics import ServerMetrics
 from octavo.server.middleware import (
     REQUEST_ID_HEADER,
@@ -29,7 +29,6 @@ from octavo.server.routes import (
     responses,
     tokenize,
 )
-from octavo.server.startup import load_engine
 from octavo.server.state import AppState
 from octavo.server.supervisor import Supervisor
 from octavo.server.tracing import Tracer

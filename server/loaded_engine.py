@@ -36,3 +36,14 @@ Report = Callable[[str], None]
 """Takes what a load is doing now, in a few words; from any thread."""
 
 Loader = Callable[[ServerConfig, EngineConfig, Report], LoadedEngine]
+
+
+def load_engine(
+    server_config: ServerConfig, engine_config: EngineConfig, report: Report
+) -> LoadedEngine:
+    """Import the model's libraries and load the configured model; `startup` documents the rest."""
+    report("importing libraries")
+    # Here and not above: this takes seconds, in which the port shall answer already.
+    from octavo.server import startup  # noqa: PLC0415
+
+    return startup.load_engine(server_config, engine_config, report)

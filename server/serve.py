@@ -21,8 +21,7 @@ from octavo.server.auth import KeyStore
 from octavo.server.http_protocol import HttpProtocol
 from octavo.server.lifecycle import Phase
 from octavo.server.listener import describe, is_open_to_others
-from octavo.server.loaded_engine import Loader
-from octavo.server.startup import load_engine
+from octavo.server.loaded_engine import Loader, load_engine
 from octavo.server.state import AppState, Serving
 from octavo.server.supervisor import Supervisor
 

@@ -5,12 +5,14 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-
-from torch.profiler import profile
+from typing import TYPE_CHECKING
 
 from octavo.engine.core.model_output import ModelOutput
 from octavo.engine.core.scheduler_output import SchedulerOutput
 from octavo.engine.executor.base import Executor
+
+if TYPE_CHECKING:
+    from torch.profiler import profile
 
 _logger = logging.getLogger(__name__)
 
@@ -81,6 +83,9 @@ class ProfiledExecutor:
         self._inner.shutdown()
 
     def _begin(self, recording: Recording) -> None:
+        # The server imports this module before it can answer anybody; torch takes seconds.
+        from torch.profiler import profile  # noqa: PLC0415
+
         try:
             profiler = profile()
             profiler.start()
@@ -112,7 +117,7 @@ class ProfiledExecutor:
         except Exception:
             _logger.exception("The profiler failed")
 
-    def _stop(self) -> profile:
+    def _stop(self) -> "profile":
         assert self._profiler is not None
         profiler, self._profiler, self._current = self._profiler, None, None
         profiler.stop()

@@ -9,13 +9,13 @@ Figure = int | float | str
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One demand. `timed` is true where the machine's speed and company decide as well."""
+    """One demand. `only_long` is true where a short run, or one beside others, tells nothing."""
 
     name: str
     value: Figure
     wanted: str
     passed: bool
-    timed: bool = False
+    only_long: bool = False
 
 
 @dataclass(slots=True)
@@ -34,16 +34,16 @@ class Outcome:
         """Demand an exact value."""
         self.checks.append(Check(name, value, str(wanted), value == wanted))
 
-    def at_most(self, name: str, value: float, limit: float, timed: bool = False) -> None:
+    def at_most(self, name: str, value: float, limit: float, only_long: bool = False) -> None:
         """Demand an upper bound."""
         self.checks.append(
-            Check(name, _rounded(value), f"<= {limit:g}", value <= limit, timed=timed)
+            Check(name, _rounded(value), f"<= {limit:g}", value <= limit, only_long=only_long)
         )
 
-    def at_least(self, name: str, value: float, limit: float, timed: bool = False) -> None:
+    def at_least(self, name: str, value: float, limit: float, only_long: bool = False) -> None:
         """Demand a lower bound."""
         self.checks.append(
-            Check(name, _rounded(value), f">= {limit:g}", value >= limit, timed=timed)
+            Check(name, _rounded(value), f">= {limit:g}", value >= limit, only_long=only_long)
         )
 
     @property

@@ -18,6 +18,14 @@ from octavo.loadtest.resilience.connection import HOST, ConnectionLost, ask
 
 _START_S = 600
 _STOP_S = 60
+_LOG_TAIL = 2000
+# What systemd does between fork and exec: the socket is descriptor 3, and the process is named.
+_HAND_DOWN = """
+import os, sys
+os.dup2(int(sys.argv[1]), 3)
+os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="1")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +55,11 @@ class ServerProcess:
         self.log = Path(name)
 
     @property
+    def is_running(self) -> bool:
+        """True from its start to its end."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
     def pid(self) -> int:
         """Its process id."""
         assert self._process is not None
@@ -57,9 +70,7 @@ class ServerProcess:
         command, inherited = [*self._command, "--port", str(self.port)], []
         if self._listener is not None:
             inherited = [self._listener.fileno()]
-            # The shell gives the process its own number and moves the socket to descriptor 3.
-            script = f'LISTEN_PID=$$ LISTEN_FDS=1 exec "$@" 3<&{inherited[0]}'
-            command = ["sh", "-c", script, "sh", *self._command]
+            command = [sys.executable, "-c", _HAND_DOWN, str(inherited[0]), *self._command]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, pass_fds=inherited, stdout=subprocess.DEVNULL, stderr=log
@@ -77,7 +88,8 @@ class ServerProcess:
             if self._process.poll() is not None:
                 break
             await asyncio.sleep(0.1)
-        raise ServerError(f"the server did not start; its log is {self.log}")
+        tail = self.log.read_text(errors="replace")[-_LOG_TAIL:]
+        raise ServerError(f"the server did not start; the end of its log {self.log}:\n{tail}")
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal."""
@@ -108,10 +120,15 @@ class ServerProcess:
         lines = self.log.read_text(errors="replace").splitlines()
         return [line for line in lines if " ERROR " in line or line.startswith("Traceback")]
 
-    def close(self) -> None:
-        """End it at once if it still runs, and close the port."""
+    def let_go_of_socket(self) -> None:
+        """Leave the port to the running server alone: when it ends, clients are refused."""
         if self._listener is not None:
             self._listener.close()
+            self._listener = None
+
+    def close(self) -> None:
+        """End it at once if it still runs, and close the port."""
+        self.let_go_of_socket()
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()

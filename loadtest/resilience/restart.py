@@ -54,6 +54,8 @@ async def restart(server: ServerProcess, size: RestartSize) -> Outcome:
         for number in range(size.clients):
             group.create_task(client(number))
         await asyncio.sleep(size.seconds)
+        while len(done) < size.clients and not errors:
+            await asyncio.sleep(0.05)
         answered_before = len(done)
         server.signal(signal.SIGKILL)
         killed = time.monotonic()

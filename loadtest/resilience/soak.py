@@ -13,7 +13,7 @@ from octavo.loadtest.resilience.process import ServerProcess
 from octavo.loadtest.resilience.watch import canary, demand_nothing_lost, when_idle
 
 SERVE_ARGS = ("--max-num-seqs", "8", "--max-num-queued-reqs", "8")
-NUM_PLACES = 16
+_NUM_PLACES = 16
 """What `SERVE_ARGS` let in at once."""
 
 _WORKERS = 12
@@ -80,7 +80,7 @@ async def soak(server: ServerProcess, size: SoakSize) -> Outcome:
     outcome.none("answers that nobody should get", len(run.faults))
     outcome.none("canary answers that changed", run.wrong_canaries)
     outcome.none("errors in the log", len(server.log_faults()))
-    outcome.at_most("RSS at the end / after warm-up", last / first, _RSS_GROWTH, timed=True)
+    outcome.at_most("RSS at the end / after warm-up", last / first, _RSS_GROWTH, only_long=True)
     demand_nothing_lost(outcome, before, after)
     outcome.none("places lost", await _places_lost(run))
     return outcome
@@ -120,7 +120,7 @@ async def _ask_canary(run: _Soak) -> None:
 async def _places_lost(run: _Soak) -> int:
     """Refusals among as many requests at once as a fresh server accepts."""
     replies = await asyncio.gather(
-        *(ask(run.port, "/v1/completions", run.body()) for _ in range(NUM_PLACES))
+        *(ask(run.port, "/v1/completions", run.body()) for _ in range(_NUM_PLACES))
     )
     return sum(reply.status != 200 for reply in replies)
 

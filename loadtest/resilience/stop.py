@@ -33,12 +33,14 @@ class _Tally:
 
 async def sigterm(server: ServerProcess, size: StopSize) -> Outcome:
     """Stop a busy server; it must be gone in the end, with code 0."""
+    server.let_go_of_socket()
     tally = _Tally()
-
     async with asyncio.TaskGroup() as group:
         for number in range(size.clients):
             group.create_task(_client(server, number, size, tally))
         await asyncio.sleep(size.seconds)
+        while tally.answered < size.clients:
+            await asyncio.sleep(0.05)
         tally.stopped = time.monotonic()
         server.signal(signal.SIGTERM)
     code = await server.wait()

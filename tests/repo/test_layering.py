@@ -38,6 +38,10 @@ def test_parts_that_start_without_the_models_libraries(modules: tuple[str, ...])
     assert loaded_by(*modules, of=HEAVY) == set()
 
 
+def test_the_port_answers_before_torch_is_imported() -> None:
+    assert loaded_by("octavo.server.serve", of=("torch", "triton", "numba")) == set()
+
+
 def test_engine_is_synchronous_and_without_http() -> None:
     # torch itself may load asyncio, so this looks at the libraries of the server's side.
     network = ("fastapi", "starlette", "uvicorn", "sse_starlette")

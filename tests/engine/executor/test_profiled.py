@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from octavo.engine.core.model_output import ModelOutput
 from octavo.engine.core.scheduler_output import SchedulerOutput
-from octavo.engine.executor import profiled
 from octavo.engine.executor.profiled import ProfiledExecutor, Recording
 
 
@@ -48,7 +48,7 @@ def profiler(monkeypatch: pytest.MonkeyPatch) -> type[ScriptedProfiler]:
     class Fresh(ScriptedProfiler):
         pass
 
-    monkeypatch.setattr(profiled, "profile", Fresh)
+    monkeypatch.setattr(torch.profiler, "profile", Fresh)
     return Fresh
 
 
