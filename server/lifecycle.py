@@ -55,8 +55,10 @@ class Lifecycle:
         )
 
     def report_progress(self, stage: str) -> None:
-        """Note that the start has come to another stage."""
-        self._progress, self._progress_since = stage, time.monotonic()
+        """Note what the start is doing; what follows a colon tells how far that has come."""
+        if stage.partition(":")[0] != self._progress.partition(":")[0]:
+            self._progress_since = time.monotonic()
+        self._progress = stage
 
     @property
     def failure(self) -> str | None:

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from octavo.config.engine import EngineConfig
@@ -28,8 +29,8 @@ def load_engine(
 ) -> LoadedEngine:
     """Load the configured model. Raises ConfigurationError, of which CheckpointError is one."""
     started = time.monotonic()
-    report("finding the model, or downloading it")
-    checkpoint = resolve_checkpoint(engine_config.load)
+    report("finding the model")
+    checkpoint = resolve_checkpoint(engine_config.load, partial(_report_download, report))
     logger.info("Loading %s", checkpoint.name)
     # Small files first: a fault in them shows before gigabytes are read.
     tokenizer = Tokenizer.from_directory(
@@ -66,6 +67,10 @@ def load_engine(
         generates=checkpoint.generates,
     )
     return LoadedEngine(model, limits, make_thread, profiled)
+
+
+def _report_download(report: Report, done: int, total: int) -> None:
+    report(f"downloading the model: {done / 1e6:.1f} of {total / 1e6:.1f} MB")
 
 
 def _reasoning_tags(config: ServerConfig) -> tuple[str, ...]:

@@ -1,7 +1,9 @@
 """Checkpoints on the Hugging Face hub."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (
@@ -9,6 +11,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.utils.tqdm import tqdm
 
 from octavo.config.load import LoadConfig
 from octavo.engine.core.errors import CheckpointError
@@ -19,12 +22,26 @@ _TOKENIZER_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
 _IGNORED = ["[!1]*/*", "consolidated*"]
 
 
+OnDownload = Callable[[int, int], None]
+"""Takes the bytes that are there and those known to be needed; from any thread."""
+
+
+def ignore_download(done: int, total: int) -> None:
+    """Tell nobody."""
+
+
 def is_hub_id(model: str) -> bool:
     """True for the form org/name."""
     return _HUB_ID.fullmatch(model) is not None and not model.endswith(".gguf")
 
 
-def download(hub_id: str, load: LoadConfig, *, weights: bool) -> Path:
+def download(
+    hub_id: str,
+    load: LoadConfig,
+    *,
+    weights: bool,
+    on_download: OnDownload = ignore_download,
+) -> Path:
     """Return the snapshot's directory, downloaded with a progress bar or from the cache.
 
     Raises CheckpointError, within seconds when there is no network and no cached snapshot.
@@ -38,6 +55,7 @@ def download(hub_id: str, load: LoadConfig, *, weights: bool) -> Path:
                 cache_dir=load.download_dir,
                 allow_patterns=patterns,
                 ignore_patterns=_IGNORED,
+                tqdm_class=_telling_bar(on_download),
             )
         )
     except RevisionNotFoundError as error:
@@ -56,3 +74,23 @@ def download(hub_id: str, load: LoadConfig, *, weights: bool) -> Path:
             f"{hub_id}: not complete in the local cache, and the hub cannot be reached "
             f"({type(error).__name__}); check the network, or name a local directory or GGUF file"
         ) from error
+
+
+def _telling_bar(on_download: OnDownload) -> type[tqdm]:
+    """Return the hub's progress bar, which also tells its bytes where nobody sees the bar."""
+
+    class TellingBar(tqdm):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - tqdm's own
+            self._counts_bytes = kwargs.get("unit") == "B"
+            # The bar's own count stands still without a terminal.
+            self._num_bytes = int(kwargs.get("initial", 0))
+            super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+        def update(self, n: float | None = 1) -> bool | None:
+            self._num_bytes += int(n or 0)
+            if self._counts_bytes:
+                on_download(self._num_bytes, int(self.total or 0))
+            shown: bool | None = super().update(n)
+            return shown
+
+    return TellingBar

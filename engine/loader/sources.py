@@ -11,13 +11,15 @@ from octavo.engine.loader.checkpoint import Checkpoint, EncoderCheckpoint
 from octavo.engine.loader.directory import read_directory
 from octavo.engine.loader.embedding import is_encoder, read_encoder
 from octavo.engine.loader.gguf import convert_gguf
-from octavo.engine.loader.hub import download, is_hub_id
+from octavo.engine.loader.hub import OnDownload, download, ignore_download, is_hub_id
 from octavo.engine.loader.starter import STARTER_DEFAULTS, STARTER_NAME, find_starter
 from octavo.engine.models.decoder import CausalLM
 from octavo.engine.models.registry import build_model
 
 
-def resolve_checkpoint(config: LoadConfig) -> Checkpoint | EncoderCheckpoint:
+def resolve_checkpoint(
+    config: LoadConfig, on_download: OnDownload = ignore_download
+) -> Checkpoint | EncoderCheckpoint:
     """Return the checkpoint of `config.model`, downloaded or converted where needed.
 
     A model is a directory, a GGUF file or a hub id; None is the starter model. Weights are read
@@ -27,7 +29,7 @@ def resolve_checkpoint(config: LoadConfig) -> Checkpoint | EncoderCheckpoint:
     if config.model is None:
         path, name = find_starter(), STARTER_NAME
     else:
-        path, name = _find(config.model, config, weights=True), config.model
+        path, name = _find(config.model, config, True, on_download), config.model
     if path.is_file():
         _check_format(config, "gguf")
         path = convert_gguf(path)
@@ -35,7 +37,7 @@ def resolve_checkpoint(config: LoadConfig) -> Checkpoint | EncoderCheckpoint:
         _check_format(config, "safetensors")
     tokenizer_dir = path
     if config.tokenizer is not None:
-        tokenizer_dir = _find(config.tokenizer, config, weights=False)
+        tokenizer_dir = _find(config.tokenizer, config, False, on_download)
     if is_encoder(path):
         return read_encoder(path, tokenizer_dir, name, config)
     checkpoint = read_directory(path, tokenizer_dir, name, config)
@@ -54,7 +56,7 @@ def load_model(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device)
     return model
 
 
-def _find(name: str, config: LoadConfig, *, weights: bool) -> Path:
+def _find(name: str, config: LoadConfig, weights: bool, on_download: OnDownload) -> Path:
     path = Path(name).expanduser()
     if path.is_dir():
         return path
@@ -67,7 +69,8 @@ def _find(name: str, config: LoadConfig, *, weights: bool) -> Path:
             f"{name}: no such directory or file; a model is a directory in Hugging Face format, "
             "a .gguf file, or a hub id such as org/name"
         )
-    return download(name, config, weights=weights and config.needs_weights)
+    weights = weights and config.needs_weights
+    return download(name, config, weights=weights, on_download=on_download)
 
 
 def _check_format(config: LoadConfig, actual: str) -> None:

@@ -51,3 +51,17 @@ async def test_waiting_for_the_start_ends_however_it_ends(end: str) -> None:
     }[end]()
 
     assert await lifecycle.wait_until_started() == end
+
+
+def test_progress_within_a_stage_does_not_begin_it_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    lifecycle = Lifecycle()
+    lifecycle.report_progress("downloading the model: 1 of 9 MB")
+    now = 107.0
+    lifecycle.report_progress("downloading the model: 8 of 9 MB")
+    downloading = lifecycle.progress
+    lifecycle.report_progress("loading")
+
+    assert downloading == "downloading the model: 8 of 9 MB (7 s)"
+    assert lifecycle.progress == "loading (0 s)"

