@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from octavo.config.engine import EngineConfig
 from octavo.config.server import ServerConfig
 from octavo.engine.core.errors import ConfigurationError
+from octavo.engine.loader.files import remove_temporary_dirs
 from octavo.server.app import create_app
 from octavo.server.auth import KeyStore
 from octavo.server.http_protocol import HttpProtocol
@@ -133,6 +134,10 @@ class _Run:
         if tls is None or certificate is None:
             return
         try:
+            # First where nothing is broken by a key that does not belong to the certificate.
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+                certificate, self._config.ssl_keyfile
+            )
             # Connections that are open keep what they were opened with.
             tls.load_cert_chain(certificate, self._config.ssl_keyfile)
             logger.info("SIGHUP: new connections get the certificate of %s", certificate)
@@ -173,6 +178,7 @@ def leave(code: int) -> None:
 
     Such threads are daemons, but the interpreter's own clean-up pulls away what they still use.
     """
+    remove_temporary_dirs()
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -25,6 +26,9 @@ from octavo.server.listener import describe, is_open_to_others, open_listener
 
 HELLO = [*byte_ids("hello"), token_id("<|eos|>")]
 ENDLESS = byte_ids("ab" * 300)
+TLS = Path(__file__).parent / "tls"
+"""Two certificates that sign themselves, with keys that guard nothing."""
+
 BODY = {"prompt": "abc", "max_tokens": 400, "temperature": 0}
 
 
@@ -244,6 +248,38 @@ def test_sighup_reads_the_keys_again(
     assert run.run(script) == 0
     assert "valid keys are alice, bob" in caplog.text
     assert "other" not in caplog.text
+
+
+def test_sighup_takes_a_renewed_certificate(
+    byte_bpe_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    certificate, key = tmp_path / "crt", tmp_path / "key"
+    old, new = ((TLS / f"{name}.crt").read_text() for name in ("old", "new"))
+    old_key, new_key = ((TLS / f"{name}.key").read_text() for name in ("old", "new"))
+    certificate.write_text(old)
+    key.write_text(old_key)
+    run = Run(
+        byte_bpe_dir,
+        ScriptedExecutor(HELLO),
+        ssl_certfile=str(certificate),
+        ssl_keyfile=str(key),
+    )
+
+    def script(client: httpx.Client) -> None:
+        address = (client.base_url.host, client.base_url.port or 0)
+        assert ssl.get_server_certificate(address, timeout=20) == old
+        # Between the two writes of a renewal they do not fit together.
+        certificate.write_text(new)
+        os.kill(os.getpid(), signal.SIGHUP)
+        while "the certificate stays as it was" not in caplog.text:
+            time.sleep(0.01)
+        assert ssl.get_server_certificate(address, timeout=20) == old
+        key.write_text(new_key)
+        os.kill(os.getpid(), signal.SIGHUP)
+        while ssl.get_server_certificate(address, timeout=20) != new:
+            time.sleep(0.01)
+
+    assert run.run(script) == 0
 
 
 def test_g03_idle_connections_outlive_the_pools_of_clients() -> None:

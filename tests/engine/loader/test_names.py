@@ -103,7 +103,9 @@ def test_a_download_tells_its_bytes_also_without_a_terminal(monkeypatch, tmp_pat
     told = []
     resolve_checkpoint(LoadConfig(model="org/model"), lambda *counts: told.append(counts))
     million = 10**6
-    assert told == [(1 * million, 3 * million), (3 * million, 3 * million)] + [
+    assert told == [
+        (1 * million, 3 * million),
+        (3 * million, 3 * million),
         (4 * million, 8 * million),
         (8 * million, 8 * million),
     ]
