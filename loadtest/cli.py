@@ -11,6 +11,7 @@ import httpx
 import orjson
 
 from octavo.loadtest.client import ServerError
+from octavo.loadtest.compare.command import compare
 from octavo.loadtest.dataset import check_dataset
 from octavo.loadtest.offline.commands import kernels, latency, throughput
 from octavo.loadtest.options import BenchOptions, bench_options
@@ -28,7 +29,7 @@ def bench() -> None:
     """Measure a running server, or the engine and its kernels in this process."""
 
 
-for command in (latency, throughput, kernels):
+for command in (latency, throughput, kernels, compare):
     bench.add_command(command)
 
 

@@ -24,7 +24,11 @@ class ServerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where requests go, and the fields that all of them share."""
+    """Where requests go, and the fields that all of them share.
+
+    A field of `extra_body` replaces the one of the same name; null takes it away, for servers that
+    refuse what they do not know.
+    """
 
     path: str
     model: str
@@ -54,7 +58,10 @@ class Target:
         body["stream_options"] = {"include_usage": True}
         if self.ignore_eos:
             body["ignore_eos"] = True
-        return orjson.dumps(body | dict(self.extra_body))
+        body |= self.extra_body
+        return orjson.dumps(
+            {key: value for key, value in body.items() if self.extra_body.get(key, 0) is not None}
+        )
 
 
 @dataclass(slots=True)
@@ -105,6 +112,8 @@ class _StreamState:
                 result.ttft = now - self._sent
             self._last = now
             choice = choices[0]
+            # Some servers close the stream after this, without [DONE].
+            self.done = self.done or choice.get("finish_reason") is not None
             delta = choice.get("delta")
             text = delta.get("content") if delta is not None else choice.get("text")
             self._pieces.append(text or "")

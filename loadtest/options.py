@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 import click
 import orjson
@@ -61,7 +61,8 @@ class BenchOptions(DatasetOptions):
 Callback = Callable[[click.Context, click.Parameter, Any], Any]
 
 
-def _pairs(separator: str, values: Sequence[str]) -> dict[str, str]:
+def key_value_pairs(separator: str, values: Sequence[str]) -> dict[str, str]:
+    """Texts such as "a=b" as a mapping. Raises click.BadParameter for any other text."""
     pairs = {}
     for value in values:
         key, found, rest = value.partition(separator)
@@ -72,7 +73,7 @@ def _pairs(separator: str, values: Sequence[str]) -> dict[str, str]:
 
 
 def _headers(_ctx: click.Context, _param: click.Parameter, values: Sequence[str]) -> dict[str, str]:
-    return _pairs("=", values)
+    return key_value_pairs("=", values)
 
 
 def _goodput(
@@ -80,7 +81,7 @@ def _goodput(
 ) -> dict[str, float]:
     words = [word for value in values for word in value.replace(",", " ").split()]
     limits = {}
-    for name, text in _pairs(":", words).items():
+    for name, text in key_value_pairs(":", words).items():
         if name not in GOODPUT_METRICS:
             raise click.BadParameter(f"{name!r} is not one of {', '.join(GOODPUT_METRICS)}")
         limits[name] = _number(text, 0, math.inf)
@@ -295,7 +296,8 @@ _RUN_OPTIONS: Options = [
         default="{}",
         callback=_json_object,
         metavar="JSON",
-        help="Further fields of each request; they replace those of the same name.",
+        help="Further fields of each request; they replace those of the same name, and null takes"
+        " one away.",
     ),
     click.option(
         "--percentile-metrics",
@@ -358,3 +360,10 @@ def _decorate(command: Callable[..., Any], options: Options) -> Callable[..., An
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def parse_bench_flags(flags: Sequence[str]) -> BenchOptions:
+    """What `octavo bench serve` would make of `flags`. Raises click.UsageError."""
+    command = click.Command("serve", add_help_option=False)
+    bench_options(command)
+    return cast("BenchOptions", command.make_context("serve", list(flags)).params)

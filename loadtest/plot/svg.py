@@ -83,9 +83,11 @@ class Chart:
         path = " ".join(f"{self._across(x)},{self._height(y)}" for x, y in points)
         self._parts.append(f'<polyline class="line c{colour % _NUM_COLOURS}" points="{path}"/>')
         if name:
-            self._legend.append(
-                f'<span><i class="b{colour % _NUM_COLOURS}"></i>{escape(name)}</span>'
-            )
+            self.legend(name, colour)
+
+    def legend(self, name: str, colour: int) -> None:
+        """Say below the chart what a colour stands for."""
+        self._legend.append(f'<span><i class="b{colour % _NUM_COLOURS}"></i>{escape(name)}</span>')
 
     def point(self, at: Point, colour: int, label: str, tooltip: str) -> None:
         """A dot with a label beside it and a text that shows when the pointer rests on it."""
@@ -105,11 +107,11 @@ class Chart:
             f' y="{top}" height="{base - top:.1f}"><title>{escape(tooltip)}</title></rect>'
         )
 
-    def name_below(self, x: float, text: str) -> None:
-        """A name under a place of the x axis."""
+    def name_below(self, x: float, text: str, tooltip: str) -> None:
+        """A short name under a place of the x axis, and the long one for the pointer."""
         self._parts.append(
             f'<text class="tick" x="{self._across(x)}" y="{HEIGHT - _BOTTOM + 16}"'
-            f' text-anchor="middle">{escape(text)}</text>'
+            f' text-anchor="middle">{escape(text)}<title>{escape(tooltip)}</title></text>'
         )
 
     def level(self, y: float) -> None:

@@ -1,0 +1,1 @@
+"""Several servers under the same load, one after the other, in rounds."""
