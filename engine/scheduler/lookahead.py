@@ -69,6 +69,8 @@ def _depends_on_results(request: Request) -> bool:
     params = request.params
     if request.finished:
         return False
-    if params.use_beam_search or params.max_tokens == 0 or params.prompt_logprobs is not None:
+    if params.use_beam_search or params.max_tokens == 0:
         return True
+    if params.prompt_logprobs is not None:
+        return not any(sequence.num_output_tokens for sequence in request.sequences)
     return bool(request.unborn_choices) and params.num_sequences > 1

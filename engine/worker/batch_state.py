@@ -69,6 +69,11 @@ class BatchState:
         self.prompt_logprobs = np.full(max_num_seqs, -1, np.int64)
         self.adjustments: list[LogitAdjustments | None] = [None] * max_num_seqs
 
+    @property
+    def num_rows(self) -> int:
+        """Rows in all."""
+        return self.num_tokens.size
+
     def __len__(self) -> int:
         """Sequences that hold a row."""
         return len(self._rows)

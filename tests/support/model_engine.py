@@ -1,9 +1,11 @@
 """A synchronous engine over a real model in fp32 on CPU, with small sizes."""
 
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from fake_stream import FakeStream
 
 from octavo.config.cache import CacheConfig
 from octavo.config.engine import EngineConfig
@@ -17,6 +19,7 @@ from octavo.engine.core.sampling_params import SamplingParams
 from octavo.engine.core.scheduler_output import SchedulerOutput
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.models.decoder import CausalLM
+from octavo.engine.worker.device_runner import DeviceRunner, GraphPlan
 from octavo.engine.worker.kv_cache import KVCache
 from octavo.engine.worker.language_model import RunnerLimits
 from octavo.engine.worker.model_runner import ModelRunner
@@ -27,7 +30,7 @@ CPU = torch.device("cpu")
 class RunnerExecutor:
     """Runs steps on a runner, and keeps the plans."""
 
-    def __init__(self, runner: ModelRunner, kv_cache: KVCache) -> None:
+    def __init__(self, runner: ModelRunner | DeviceRunner, kv_cache: KVCache) -> None:
         self.runner = runner
         self.kv_cache = kv_cache
         self.plans: list[SchedulerOutput] = []
@@ -40,12 +43,20 @@ class RunnerExecutor:
         self.plans.append(plan)
         return self.runner.execute(plan)
 
+    def launch(self, plan: SchedulerOutput) -> Callable[[], ModelOutput]:
+        self.plans.append(plan)
+        return self.runner.launch(plan)
+
     def shutdown(self) -> None:
         pass
 
 
 class ModelEngine:
-    """An engine; `limits` overrides sizes, `cache` and `scheduler` the configuration."""
+    """An engine; `limits` overrides sizes, `cache` and `scheduler` the configuration.
+
+    With a `stream` steps run on it, each launched before the results of the one before are there
+    unless `overlap` is False, and decodes as recordings of the numbers of rows in `graphs`.
+    """
 
     def __init__(
         self,
@@ -55,6 +66,9 @@ class ModelEngine:
         eos_token_ids: tuple[int, ...] = (),
         cache: dict[str, Any] | None = None,
         scheduler: dict[str, Any] | None = None,
+        stream: FakeStream | None = None,
+        overlap: bool = True,
+        graphs: tuple[int, ...] = (),
         **limits: Any,
     ) -> None:
         facts, block_size = model.config, 4
@@ -84,12 +98,20 @@ class ModelEngine:
         kv_cache = KVCache(
             layout, facts.num_layers, CPU, host.num_swap_blocks + host.num_offload_blocks
         )
-        self.executor = RunnerExecutor(ModelRunner(model, kv_cache, runner_limits, CPU), kv_cache)
+        runner: ModelRunner | DeviceRunner
+        if stream is None:
+            runner = ModelRunner(model, kv_cache, runner_limits, CPU)
+        else:
+            runner = DeviceRunner(model, kv_cache, runner_limits, stream)
+            if graphs:
+                runner.record(GraphPlan(list(graphs), [self.limits.max_model_len]))
+        self.executor = RunnerExecutor(runner, kv_cache)
         config = EngineConfig(
             cache=CacheConfig(block_size=block_size, **(cache or {})),
             scheduler=SchedulerConfig(**(scheduler or {})),
         )
-        self.engine = LLMEngine(config, self.limits, self.executor)
+        launch = self.executor.launch if stream is not None and overlap else None
+        self.engine = LLMEngine(config, self.limits, self.executor, launch)
         self.deltas: dict[tuple[str, int], list[SequenceDelta]] = defaultdict(list)
 
     def add(self, request_id: str, prompt: list[int], **options: Any) -> None:

@@ -1,0 +1,193 @@
+"""Carries out plans on a device that runs beside the host: launched now, waited for later.
+
+The host packs what the device cannot know, and the device takes the ids that it drew itself. So
+a step can be launched before the results of the one before are there.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from octavo.engine.attention.metadata import KVCacheLayout
+from octavo.engine.core.model_output import ModelOutput
+from octavo.engine.core.scheduler_output import SchedulerOutput
+from octavo.engine.worker.batch_state import BatchState
+from octavo.engine.worker.decode_graphs import DecodeGraph, DecodeGraphs
+from octavo.engine.worker.device_results import DeviceResults, StepResults
+from octavo.engine.worker.device_step import DeviceRows, DeviceStep, Longest
+from octavo.engine.worker.device_stream import DeviceStream
+from octavo.engine.worker.input_batch import DrawBatch, StepRows, draw_batch, step_rows
+from octavo.engine.worker.kv_cache import KVCache
+from octavo.engine.worker.language_model import LanguageModel, RunnerLimits
+from octavo.engine.worker.packed_step import StepInputs, StepPacker, StepShape
+from octavo.engine.worker.pooler import Pooler
+from octavo.engine.worker.row_updates import RowUpdates
+
+Wait = Callable[[], ModelOutput]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPlan:
+    """Which decode steps are recorded: numbers of rows, and bounds on the context."""
+
+    sizes: list[int]
+    bounds: list[int]
+
+
+class DeviceRunner:
+    """Holds the model, the cache and the rows of running sequences. One thread uses it.
+
+    `fixed_query_len` makes prompts use the same kernels whatever else is in the step.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        kv_cache: KVCache,
+        limits: RunnerLimits,
+        stream: DeviceStream,
+        fixed_query_len: int | None = None,
+    ) -> None:
+        self._kv_cache = kv_cache
+        self.limits = limits
+        self._stream = stream
+        self._fixed_query_len = fixed_query_len
+        self._state = BatchState(
+            limits.max_num_seqs,
+            limits.max_model_len,
+            kv_cache.layout.block_size,
+            limits.vocab_size,
+            limits.window,
+            null_block=kv_cache.layout.num_blocks,
+        )
+        self._pooler = Pooler()
+        self._updates = RowUpdates(self._state, self._pooler, limits, stream.device)
+        self._packer = StepPacker(self._state)
+        width = self._state.block_tables.shape[1]
+        self._rows = DeviceRows(limits.max_num_seqs, width, stream.device)
+        block_size = kv_cache.layout.block_size
+        self._step = DeviceStep(model, kv_cache.layers, self._rows, block_size, limits.vocab_size)
+        self._results = DeviceResults(model, self._state, self._pooler, limits, stream)
+        self._graphs: DecodeGraphs | None = None
+        self._no_staging = torch.empty(0, dtype=torch.int64, device=stream.device)
+        self._unsettled: list[StepResults] = []
+
+    @property
+    def layout(self) -> KVCacheLayout:
+        """Shape of the cache of one layer."""
+        return self._kv_cache.layout
+
+    @property
+    def num_host_blocks(self) -> int:
+        """Blocks in host memory."""
+        return self._kv_cache.num_host_blocks
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all that was asked."""
+        self._stream.synchronize()
+
+    @torch.inference_mode()
+    def record(self, plan: GraphPlan) -> int:
+        """Records decode steps; returns the number of graphs. No sequence may be running."""
+        self._graphs = DecodeGraphs(
+            self._stream, self._step, plan.sizes, plan.bounds, self.limits.vocab_size
+        )
+        return len(self._graphs)
+
+    def execute(self, plan: SchedulerOutput) -> ModelOutput:
+        """Runs one step and waits for it."""
+        return self.launch(plan)()
+
+    @torch.inference_mode()
+    def launch(self, plan: SchedulerOutput) -> Wait:
+        """Starts one step; the call that is returned waits for its results.
+
+        All steps have to be waited for, in the order of their launch.
+        """
+        changes = self._updates.apply(plan)
+        self._stream.submit(lambda: self._move_blocks(plan))
+        state = self._state
+        if not plan.scheduled:
+            return lambda: ModelOutput({})
+        step = step_rows(state, plan.scheduled)
+        draws = draw_batch(state, plan.scheduled, step, self._pooler)
+        results = self._results.begin(plan, step, draws)
+        graph = None if results.needs_host else self._find_graph(step, draws)
+        size = None if graph is None else graph.size
+        shape, words = self._packer.pack(step, draws, results.scored, changes, size)
+        self._launch_forward(results, (shape, words), step, graph)
+        state.num_computed[step.rows] += step.num_tokens
+        if results.adjusts:
+            # The device is busy with the forward pass while the ids before are taken in.
+            self._settle()
+            results.take_histories()
+        self._launch_draws(results, draws, graph)
+        self._unsettled.append(results)
+        return lambda: self._wait(results)
+
+    def _move_blocks(self, plan: SchedulerOutput) -> None:
+        self._kv_cache.swap_out(plan.swap_out)
+        self._kv_cache.swap_in(plan.swap_in)
+        self._kv_cache.copy_blocks(plan.block_copies)
+
+    def _find_graph(self, step: StepRows, draws: DrawBatch) -> DecodeGraph | None:
+        count = step.rows.size
+        plain = int(step.start[-1]) == count == draws.rows.size == len(draws.seq_ids)
+        if self._graphs is None or not plain:
+            return None
+        return self._graphs.find(count, int(step.first.max()) + 1)
+
+    def _launch_forward(
+        self,
+        results: StepResults,
+        packed: tuple[StepShape, NDArray[np.int64]],
+        step: StepRows,
+        graph: DecodeGraph | None,
+    ) -> None:
+        shape, words = packed
+        graphs = self._graphs
+        staging = self._no_staging if graphs is None else graphs.staging
+        target = self._stream.upload(words, staging)
+        query_len = int(step.num_tokens.max())
+        if query_len > 1 and self._fixed_query_len is not None:
+            query_len = self._fixed_query_len
+        longest = Longest(query_len, int((step.first + step.num_tokens).max()))
+
+        def forward() -> None:
+            inputs = results.inputs = StepInputs.of(target, shape)
+            if shape.changes:
+                self._rows.change(inputs)
+            if graphs is None or graph is None:
+                results.hidden, results.logits = self._step.forward(inputs, longest)
+            else:
+                graphs.take(target)
+                graph.forward()
+                results.logits = graph.logits
+
+        self._stream.submit(forward)
+
+    def _launch_draws(
+        self, results: StepResults, draws: DrawBatch, graph: DecodeGraph | None
+    ) -> None:
+        def draw(inputs: StepInputs, logits: Tensor) -> Tensor:
+            if graph is None:
+                return self._step.draw(inputs, logits)
+            graph.draw()
+            return graph.ids
+
+        results.launch(draw if draws.seq_ids else None)
+
+    def _settle(self) -> None:
+        """Takes in the ids of all steps that have been launched."""
+        for results in self._unsettled:
+            results.settle()
+
+    @torch.inference_mode()
+    def _wait(self, results: StepResults) -> ModelOutput:
+        results.settle()
+        self._unsettled.remove(results)
+        return results.output()

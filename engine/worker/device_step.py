@@ -1,0 +1,93 @@
+"""The part of a step that the device does: from packed words to drawn ids, without the host."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo.engine.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
+from octavo.engine.worker.language_model import LanguageModel
+from octavo.engine.worker.packed_step import StepInputs
+from octavo.kernels import ops
+from octavo.kernels.sampling_args import SamplingFilters
+from octavo.kernels.seeded_args import SeededDraws
+
+
+@dataclass(frozen=True, slots=True)
+class Longest:
+    """Host-side bounds that decide which kernels run, and how many programs of them."""
+
+    query_len: int
+    seq_len: int
+
+
+class DeviceRows:
+    """What the device remembers of each row between steps; the last row belongs to padding.
+
+    block_tables  int32 [R + 1, B]   last_tokens  int64 [R + 1]: the last id drawn
+    """
+
+    def __init__(self, num_rows: int, num_entries: int, device: torch.device) -> None:
+        self.block_tables = torch.zeros((num_rows + 1, num_entries), dtype=torch.int32).to(device)
+        self.last_tokens = torch.zeros(num_rows + 1, dtype=torch.int64).to(device)
+
+    def change(self, inputs: StepInputs) -> None:
+        """Writes the changed entries of the block tables."""
+        self.block_tables.view(-1).index_copy_(0, inputs.places, inputs.blocks.int())
+
+
+class DeviceStep:
+    """Forward pass and draws over the rows that the device holds."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        kv_caches: tuple[LayerKVCache, ...],
+        rows: DeviceRows,
+        block_size: int,
+        vocab_size: int,
+    ) -> None:
+        self._model = model
+        self._kv_caches = kv_caches
+        self._rows = rows
+        self._block_size = block_size
+        self._vocab_size = vocab_size
+
+    @property
+    def padding_row(self) -> int:
+        """The row that padding may write."""
+        return self._rows.last_tokens.shape[0] - 1
+
+    def forward(self, inputs: StepInputs, longest: Longest) -> tuple[Tensor, Tensor]:
+        """Hidden states [T, hidden] and logits fp32 [L, V], without columns of padding."""
+        from_device = self._rows.last_tokens[(-1 - inputs.tokens).clamp(min=0)]
+        width = -(-longest.seq_len // self._block_size)
+        attention = AttentionMetadata(
+            slot_mapping=inputs.slots,
+            block_tables=self._rows.block_tables[:, :width].index_select(0, inputs.rows),
+            seq_lens=inputs.seq_lens.int(),
+            query_start_loc=inputs.starts.int(),
+            max_query_len=longest.query_len,
+            max_seq_len=longest.seq_len,
+        )
+        batch = ForwardBatch(
+            input_ids=torch.where(inputs.tokens < 0, from_device, inputs.tokens),
+            positions=inputs.positions,
+            logits_indices=inputs.logits_indices,
+            attention=attention,
+            kv_caches=self._kv_caches,
+        )
+        hidden = self._model.forward(batch)
+        logits = self._model.compute_logits(hidden.index_select(0, inputs.logits_indices))
+        return hidden, logits[:, : self._vocab_size]
+
+    def draw(self, inputs: StepInputs, logits: Tensor) -> Tensor:
+        """Draws from `logits` [L, V], which each row remembers: int64 [D]."""
+        temperature = inputs.temperature.float()
+        filters = SamplingFilters(temperature, inputs.min_p, inputs.top_k, inputs.top_p)
+        cutoff = ops.find_cutoff(logits, inputs.logits_rows, filters)
+        draws = SeededDraws(inputs.logits_rows, temperature, inputs.streams)
+        # A row of NaN may give anything, which its next step must be able to look up.
+        ids = ops.draw_seeded(logits, draws, cutoff).clamp(0, self._vocab_size - 1)
+        self._rows.last_tokens.index_copy_(0, inputs.own_rows, ids[inputs.own_draws])
+        return ids

@@ -1,0 +1,134 @@
+"""The narrow door to a device that works on its own while the host goes on.
+
+All that the runner asks of CUDA goes through here, so that a stand-in can take its place.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Work = Callable[[], None]
+
+_SLOTS = 3
+"""Pinned buffers in rotation: one is filled while the device may still read the two before."""
+
+
+class Download(Protocol):
+    """Results on their way to the host."""
+
+    def wait(self) -> list[NDArray[Any]]:
+        """The arrays, once all work that was submitted before has been done."""
+
+
+class DeviceStream(Protocol):
+    """Work is done in the order in which it was handed over, and nothing here waits for it."""
+
+    device: torch.device
+
+    def upload(self, words: NDArray[np.int64], into: Tensor) -> Tensor:
+        """Copies `words` to the device: into the front of `into`, or where they are too many into
+        memory of their own. `words` may be changed once this returns."""
+
+    def submit(self, work: Work) -> None:
+        """Lets the device do `work`, which must not wait for it and reads no host state that
+        changes later."""
+
+    def download(self, sources: Callable[[], Sequence[Tensor]]) -> Download:
+        """Copies tensors to the host; `sources` is called by the device when their turn has come."""
+
+    def capture(self, work: Work) -> Work:
+        """Records `work` and returns what repeats it: the same kernels on the same memory."""
+
+    def synchronize(self) -> None:
+        """Waits until everything has been done."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    """A pinned buffer, and what has happened when the device no longer reads it."""
+
+    buffer: Tensor
+    copied: Any
+
+
+class _CudaDownload:
+    def __init__(self, copies: list[Tensor], done: Any) -> None:  # noqa: ANN401
+        self._copies = copies
+        self._done = done
+
+    def wait(self) -> list[NDArray[Any]]:
+        self._done.synchronize()
+        return [copy.numpy() for copy in self._copies]
+
+
+class CudaStream:
+    """Kernels on torch's current stream, results on a stream beside it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._copy_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
+        self._slots = [self._new_slot(1) for _ in range(_SLOTS)]
+        self._next_slot = 0
+
+    def upload(self, words: NDArray[np.int64], into: Tensor) -> Tensor:
+        """See `DeviceStream`; waits only where all buffers are still being read."""
+        slot = self._slots[self._next_slot]
+        slot.copied.synchronize()
+        if slot.buffer.shape[0] < words.size:
+            slot = self._slots[self._next_slot] = self._new_slot(words.size)
+        self._next_slot = (self._next_slot + 1) % _SLOTS
+        slot.buffer.numpy()[: words.size] = words
+        target = into[: words.size]
+        if target.shape[0] < words.size:
+            target = torch.empty(words.size, dtype=torch.int64, device=self.device)
+        target.copy_(slot.buffer[: words.size], non_blocking=True)
+        slot.copied.record()
+        return target
+
+    def submit(self, work: Work) -> None:
+        """See `DeviceStream`: the kernels are queued at once."""
+        work()
+
+    def download(self, sources: Callable[[], Sequence[Tensor]]) -> Download:
+        """See `DeviceStream`. What is copied must not be overwritten by work that follows."""
+        tensors = sources()
+        self._copy_stream.wait_stream(torch.cuda.current_stream(self.device))
+        copies = []
+        with torch.cuda.stream(self._copy_stream):
+            for tensor in tensors:
+                copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+                copy.copy_(tensor, non_blocking=True)
+                # Its memory must not be given to others before the copy has been made.
+                tensor.record_stream(self._copy_stream)
+                copies.append(copy)
+            # Blocking: a host that spins would take a core from the event loop.
+            done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            done.record(self._copy_stream)
+        return _CudaDownload(copies, done)
+
+    def capture(self, work: Work) -> Work:
+        """See `DeviceStream`; all graphs share one pool of memory, so that they cost that of the
+        largest, which should come first."""
+        graph = torch.cuda.CUDAGraph()
+        # Other threads, such as those that tokenize, may use CUDA meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            work()
+        replay: Work = graph.replay
+        return replay
+
+    def synchronize(self) -> None:
+        """See `DeviceStream`."""
+        torch.cuda.synchronize(self.device)
+
+    @staticmethod
+    def _new_slot(size: int) -> _Slot:
+        # Doubled, so that growing steps do not ask for new memory each time.
+        buffer = torch.empty(2 * size, dtype=torch.int64, pin_memory=True)
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        return _Slot(buffer, event)

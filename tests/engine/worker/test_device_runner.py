@@ -1,0 +1,230 @@
+"""The loop for GPUs on a stand-in that works as late as it can: texts equal the plain loop's."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from fake_stream import FakeStream
+from hf_pair import make_pair, random_ids
+from model_engine import ModelEngine
+from torch import Tensor
+
+from octavo.engine.attention.metadata import ForwardBatch
+from octavo.engine.core.limits import HostMemory
+from octavo.engine.models.decoder import CausalLM
+from octavo.engine.worker.decode_graphs import context_bounds, graph_sizes
+from octavo.engine.worker.sampler import NOT_FINITE
+
+V = 61
+EOS = 7
+
+
+class HistoryModel:
+    """The logits after a token depend on all tokens before it, read through the block table.
+
+    Plain tensor operations that never wait, so that it can be recorded. The id `poison` gives NaN.
+    """
+
+    def __init__(self, poison: int | None = None) -> None:
+        self.config = SimpleNamespace(
+            vocab_size=V, num_layers=1, num_kv_heads=1, head_dim=1, max_model_len=200
+        )
+        table = np.random.default_rng(5).normal(0, 2, (V, V + 3)).astype(np.float32)
+        if poison is not None:
+            table[poison] = np.nan
+        self.table = torch.from_numpy(table)
+        self.poison = poison
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        attention, (cache,) = batch.attention, batch.kv_caches
+        size, slots = cache.key.shape[2], attention.slot_mapping
+        dummy = (cache.key.shape[0] - 1) * size
+        slots = torch.where(slots < 0, dummy, slots)
+        cache.key.view(-1).index_copy_(0, slots, batch.input_ids.float())
+        tokens = torch.arange(batch.input_ids.shape[0])
+        sequence = torch.searchsorted(attention.query_start_loc[1:].long(), tokens, right=True)
+        known = cache.key[attention.block_tables[sequence].long()].flatten(1)
+        places = torch.arange(known.shape[1])
+        end = torch.minimum(attention.seq_lens[sequence].long(), batch.positions + 1)
+        weights = (places * 31 + 7) % 53
+        history = torch.where(places < end[:, None], known * weights, 0).sum(-1).long() % V
+        if self.poison is not None:
+            history = torch.where(batch.input_ids == self.poison, self.poison, history)
+        return self.table[history]
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        return hidden.clone()
+
+
+REQUESTS: dict[str, dict[str, object]] = {
+    "greedy": {},
+    "stops": {"stop_token_ids": tuple(range(0, V, 6))},
+    "short": {"max_tokens": 1},
+    "seeded": {"temperature": 0.9, "seed": 3},
+    "filtered": {"temperature": 1.2, "seed": 4, "top_k": 5, "top_p": 0.8, "min_p": 0.01},
+    "penalized": {"repetition_penalty": 1.4, "presence_penalty": 0.5, "frequency_penalty": 0.3},
+    "banned": {"bad_words_token_ids": ((3,), (4, 5)), "min_tokens": 4, "logit_bias": {9: 2.0}},
+    "scored": {"logprobs": 3, "temperature": 0.7, "seed": 5},
+    "choices": {"n": 3, "temperature": 1.0, "seed": 6},
+    "prompt scores": {"prompt_logprobs": 2},
+    "beams": {"use_beam_search": True, "n": 2, "best_of": 3, "max_tokens": 6},
+}
+
+
+def add_all(engine: ModelEngine, names: list[str]) -> None:
+    for number, name in enumerate(names):
+        prompt = [int(x) % V for x in random_ids(3 + 5 * number, seed=number)]
+        options = {"max_tokens": 12, **REQUESTS[name]}
+        engine.add(name, prompt, **options)
+        if number % 2:
+            engine.step()
+
+
+def texts(engine: ModelEngine) -> dict[tuple[str, int], list[int]]:
+    return {key: engine.text(*key) for key in engine.deltas}
+
+
+def run(names: list[str], **options: object) -> ModelEngine:
+    engine = ModelEngine(HistoryModel(), eos_token_ids=(EOS,), **options)  # type: ignore[arg-type]
+    add_all(engine, names)
+    engine.run()
+    return engine
+
+
+DETERMINISTIC = ["greedy", "stops", "short", "penalized", "banned", "prompt scores", "beams"]
+
+
+@pytest.mark.parametrize("graphs", [(), (1, 2, 4, 8)], ids=["eager", "graphs"])
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlapped", "in turn"])
+def test_texts_equal_those_of_the_plain_loop(overlap: bool, graphs: tuple[int, ...]) -> None:
+    stream = FakeStream()
+    engine = run(DETERMINISTIC, stream=stream, overlap=overlap, graphs=graphs)
+    plain = run(DETERMINISTIC)
+    assert texts(engine) == texts(plain)
+    assert (stream.num_replays > 0) == bool(graphs)
+    for key, deltas in plain.deltas.items():
+        assert [d.finish_reason for d in deltas][-1] == engine.deltas[key][-1].finish_reason
+        for ours, theirs in zip(engine.deltas[key], deltas, strict=True):
+            for scored, wanted in zip(
+                ours.prompt_logprobs or (), theirs.prompt_logprobs or (), strict=True
+            ):
+                assert scored.token_id == wanted.token_id and scored.rank == wanted.rank
+                assert scored.logprob == pytest.approx(wanted.logprob, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["seeded", "filtered", "scored", "choices"])
+@pytest.mark.parametrize("graphs", [(), (1, 8)], ids=["eager", "graphs"])
+def test_d08_seeded_draws_are_the_same_alone_and_in_company(
+    name: str, graphs: tuple[int, ...]
+) -> None:
+    alone = ModelEngine(HistoryModel(), stream=FakeStream(), overlap=False)  # type: ignore[arg-type]
+    position = list(REQUESTS).index(name)
+    prompt = [int(x) % V for x in random_ids(3 + 5 * position, seed=position)]
+    alone.add(name, prompt, **{"max_tokens": 12, **REQUESTS[name]})
+    alone.run()
+    company = ModelEngine(HistoryModel(), stream=FakeStream(), graphs=graphs, max_num_seqs=16)  # type: ignore[arg-type]
+    add_all(company, [name for name in REQUESTS if name != "beams"])
+    company.run()
+    for key in alone.deltas:
+        assert company.text(*key) == alone.text(*key)
+
+
+def test_scores_of_draws_are_exact() -> None:
+    engine = run(["scored"], stream=FakeStream(), graphs=(1,))
+    records = [record for delta in engine.deltas["scored", 0] for record in delta.logprobs]
+    assert [record.token_id for record in records] == engine.text("scored")
+    table = HistoryModel().table[:, :V].double()
+    exact = torch.log_softmax(table, -1)
+    for record in records:
+        # The row is not known here, but its values are: each must be one of the table's.
+        distance = (exact[:, record.token_id] - record.logprob).abs().min()
+        assert distance < 1e-5 and len(record.top) == 3
+        assert [value for _, value in record.top] == sorted(
+            (value for _, value in record.top), reverse=True
+        )
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_f02_texts_survive_preemption(mode: str) -> None:
+    names = ["greedy", "stops", "penalized", "banned"]
+    small: dict[str, object] = {
+        "num_blocks": 12,
+        "scheduler": {"preemption_mode": mode},
+        "host_memory": HostMemory(num_swap_blocks=40 if mode == "swap" else 0),
+    }
+    engine = run(names, stream=FakeStream(), graphs=(1, 2, 4, 8), **small)
+    assert engine.engine.stats().num_preemptions > 0
+    assert texts(engine) == texts(run(names))
+
+
+def test_an_abort_frees_the_row_for_the_next_sequence() -> None:
+    stream = FakeStream()
+    engine = ModelEngine(HistoryModel(), stream=stream, graphs=(1, 2), max_num_seqs=2)  # type: ignore[arg-type]
+    engine.add("a", [1, 2, 3], max_tokens=50)
+    engine.add("b", [4, 5], max_tokens=50)
+    for _ in range(4):
+        engine.step()
+    engine.engine.abort("a")
+    engine.add("c", [9, 8, 7, 6], max_tokens=9)
+    engine.run()
+    plain = ModelEngine(HistoryModel())  # type: ignore[arg-type]
+    plain.add("b", [4, 5], max_tokens=50)
+    plain.add("c", [9, 8, 7, 6], max_tokens=9)
+    plain.run()
+    assert (engine.text("b"), engine.text("c")) == (plain.text("b"), plain.text("c"))
+
+
+def test_a_recorded_step_may_bring_a_long_block_table() -> None:
+    prompt = [int(x) % V for x in random_ids(41, seed=1)]
+    stream = FakeStream()
+    engine = ModelEngine(HistoryModel(), stream=stream, graphs=(1,))  # type: ignore[arg-type]
+    engine.add("a", prompt, max_tokens=3)
+    engine.run()
+    before = stream.num_replays
+    engine.add("b", prompt, max_tokens=3)  # all but the last token comes from the cache
+    engine.run()
+    assert stream.num_replays == before + 6  # a forward pass and a draw for each of 3 tokens
+    assert engine.text("b") == engine.text("a")
+
+
+def test_nan_fails_its_own_row_alone_and_once() -> None:
+    poison = 11
+    engines = [
+        ModelEngine(HistoryModel(poison), **options)  # type: ignore[arg-type]
+        for options in ({}, {"stream": FakeStream(), "graphs": (1, 2, 4)})
+    ]
+    for engine in engines:
+        engine.add("a", [1, 2, poison], max_tokens=9)
+        engine.add("b", [4, 5], max_tokens=9)
+        engine.run()
+        assert engine.deltas["a", 0][-1].error == NOT_FINITE
+    assert texts(engines[0]) == texts(engines[1])
+
+
+def test_a_step_makes_one_copy_to_the_device() -> None:
+    stream = FakeStream()
+    engine = run(["greedy", "stops", "seeded", "scored"], stream=stream)
+    assert stream.num_uploads == len(engine.executor.plans)
+
+
+def test_a_real_model_gives_the_same_texts_as_transformers_greedily() -> None:
+    pair = make_pair("llama")
+    engine = ModelEngine(pair.ours, stream=FakeStream())
+    prompts = {str(length): random_ids(length, seed=length) for length in (1, 5, 9, 30)}
+    for name, prompt in prompts.items():
+        engine.add(name, prompt, max_tokens=12)
+        engine.step()
+    engine.run()
+    assert isinstance(pair.ours, CausalLM)
+    for name, prompt in prompts.items():
+        pair.assert_greedy(prompt, engine.text(name))
+
+
+def test_sizes_of_graphs_are_fine_for_few_rows_and_end_at_the_limit() -> None:
+    assert graph_sizes(1) == [1]
+    assert graph_sizes(3) == [1, 2, 3]
+    assert graph_sizes(32) == [1, 2, 4, 8, 16, 24, 32]
+    assert graph_sizes(1024)[-3:] == [480, 496, 512]
+    assert context_bounds(1000) == [1000]
+    assert context_bounds(131072) == [2048, 8192, 32768, 131072]

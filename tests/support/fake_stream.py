@@ -1,0 +1,115 @@
+"""A device on the CPU that does nothing before somebody waits, and records graphs for real.
+
+What was submitted runs as late as it can. So work that reads host state which changes meanwhile,
+a buffer that is filled again too early, and results that are read too early all show. A recorded
+graph repeats the same operations on the same memory, whatever the host thinks by then, and refuses
+to be recorded where the host would have to wait for the device.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+NUM_SLOTS = 3
+
+
+class Recorder(TorchDispatchMode):
+    """Notes each operation with its tensors, as a CUDA graph does with kernels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, Any, Any, list[Tensor]]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert "local_scalar_dense" not in str(func), "the host waits for a result in a recording"
+        assert "nonzero" not in str(func), "a shape depends on a result in a recording"
+        out = func(*args, **(kwargs or {}))
+        leaves = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        self.calls.append((func, args, kwargs or {}, leaves))
+        return out
+
+    def replay(self) -> None:
+        for func, args, kwargs, leaves in self.calls:
+            again = [leaf for leaf in tree_leaves(func(*args, **kwargs))]
+            for kept, new in zip(leaves, (x for x in again if isinstance(x, Tensor)), strict=True):
+                if kept.data_ptr() != new.data_ptr():
+                    kept.copy_(new)
+
+
+class FakeDownload:
+    def __init__(self, stream: "FakeStream") -> None:
+        self.stream = stream
+        self.arrays: list[NDArray[Any]] | None = None
+
+    def wait(self) -> list[NDArray[Any]]:
+        self.stream.run(until=lambda: self.arrays is not None)
+        assert self.arrays is not None
+        return self.arrays
+
+
+class FakeStream:
+    """`num_waits` counts how often the host had to wait, `num_replays` the graphs that ran."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+        self.queue: deque[Callable[[], None]] = deque()
+        self.num_replays = 0
+        self.num_uploads = 0
+        self._slots: list[NDArray[np.int64]] = [np.zeros(0, np.int64)] * NUM_SLOTS
+        self._busy = [False] * NUM_SLOTS
+
+    def run(self, until: Callable[[], bool] = lambda: False) -> None:
+        while self.queue and not until():
+            with torch.inference_mode():
+                self.queue.popleft()()
+
+    def upload(self, words: NDArray[np.int64], into: Tensor) -> Tensor:
+        slot = self.num_uploads % NUM_SLOTS
+        self.num_uploads += 1
+        self.run(until=lambda: not self._busy[slot])
+        self._busy[slot] = True
+        self._slots[slot] = words.copy()
+        words[:] = -(2**40)  # it is the caller's again
+        target = into[: words.size]
+        if target.shape[0] < words.size:
+            target = torch.empty(words.size, dtype=torch.int64)
+
+        def copy() -> None:
+            target.copy_(torch.from_numpy(self._slots[slot]))
+            self._busy[slot] = False
+
+        self.queue.append(copy)
+        return target
+
+    def submit(self, work: Callable[[], None]) -> None:
+        self.queue.append(work)
+
+    def download(self, sources: Callable[[], Sequence[Tensor]]) -> FakeDownload:
+        result = FakeDownload(self)
+
+        def copy() -> None:
+            result.arrays = [tensor.numpy().copy() for tensor in sources()]
+
+        self.queue.append(copy)
+        return result
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        self.run()
+        with Recorder() as recorder:
+            work()
+
+        def replay() -> None:
+            self.num_replays += 1
+            recorder.replay()
+
+        return replay
+
+    def synchronize(self) -> None:
+        self.run()
