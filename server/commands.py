@@ -27,6 +27,7 @@ from octavo.config.flags import (
 from octavo.config.options import flag_option
 from octavo.config.server import ServerConfig
 from octavo.engine.core.errors import ConfigurationError
+from octavo.engine.loader import check_local
 from octavo.server.environment import describe_environment
 from octavo.server.listener import describe, open_listener
 from octavo.server.logs import configure_logging
@@ -109,6 +110,7 @@ def serve(
         logger.info(
             "Listening on %s; loading libraries and model", describe(server_config, listener)
         )
+        check_local(engine_config.load)
         set_thread_defaults()
         from octavo.server import serve as server  # noqa: PLC0415 - see the module's docstring
 

@@ -12,7 +12,8 @@ from octavo.engine.attention.metadata import KVCacheLayout
 from octavo.engine.core.limits import HostMemory
 from octavo.engine.core.model_output import ModelOutput
 from octavo.engine.core.scheduler_output import SchedulerOutput
-from octavo.engine.loader import Checkpoint, load_model
+from octavo.engine.loader import Checkpoint
+from octavo.engine.loader.filling import load_model
 from octavo.engine.worker.kv_cache import KVCache
 from octavo.engine.worker.language_model import LanguageModel, RunnerLimits
 from octavo.engine.worker.memory import (

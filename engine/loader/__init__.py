@@ -1,6 +1,6 @@
 """From what the user names to a checkpoint, and from a checkpoint to a model."""
 
 from octavo.engine.loader.checkpoint import Checkpoint, EncoderCheckpoint
-from octavo.engine.loader.sources import load_model, resolve_checkpoint
+from octavo.engine.loader.sources import check_local, resolve_checkpoint
 
-__all__ = ["Checkpoint", "EncoderCheckpoint", "load_model", "resolve_checkpoint"]
+__all__ = ["Checkpoint", "EncoderCheckpoint", "check_local", "resolve_checkpoint"]

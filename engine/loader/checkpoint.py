@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Literal
 
 from octavo.config.model import ModelConfig
 from octavo.engine.core.pooling import DEFAULT_EMBEDDING, EmbeddingSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class Checkpoint:
     model_config: ModelConfig
     tokenizer_dir: Path
     generation_defaults: Mapping[str, Any]
-    weights: Callable[[], Iterator[tuple[str, Tensor]]] | None
+    weights: "Callable[[], Iterator[tuple[str, Tensor]]] | None"
     embedding: EmbeddingSpec = DEFAULT_EMBEDDING
     generates: bool = True
 

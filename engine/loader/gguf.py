@@ -1,6 +1,5 @@
 """GGUF files, converted once into a directory in Hugging Face format."""
 
-import atexit
 import hashlib
 import json
 import logging
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from octavo.config.env import cache_root
 from octavo.engine.core.errors import CheckpointError
+from octavo.engine.loader.files import check_gguf, make_temporary_dir
 from octavo.engine.loader.gguf_config import config_from_metadata, generation_from_metadata
 from octavo.engine.loader.gguf_tokenizer import save_tokenizer
 from octavo.engine.loader.safetensors import INDEX_NAME
@@ -62,6 +62,7 @@ def convert_gguf(path: Path) -> Path:
     Where the cache cannot be written it is a temporary directory that ends with the process.
     Raises CheckpointError naming the file when it is damaged or of a kind that is not supported.
     """
+    check_gguf(path)
     try:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -92,9 +93,7 @@ def _make_work_dir(parent: Path) -> Path:
             parent,
             error.strerror or type(error).__name__,
         )
-        work = Path(tempfile.mkdtemp(prefix="octavo-"))
-        atexit.register(shutil.rmtree, work, ignore_errors=True)
-        return work
+        return make_temporary_dir()
 
 
 def _publish(work: Path, cached: Path) -> Path:

@@ -1,7 +1,5 @@
 """Checkpoints on the Hugging Face hub."""
 
-import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +13,11 @@ from huggingface_hub.utils.tqdm import tqdm
 
 from octavo.config.load import LoadConfig
 from octavo.engine.core.errors import CheckpointError
+from octavo.engine.loader.names import OnDownload, ignore_download
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*")
 _TOKENIZER_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
 # Of the subfolders only 1_Pooling counts; others hold the same weights in other formats.
 _IGNORED = ["[!1]*/*", "consolidated*"]
-
-
-OnDownload = Callable[[int, int], None]
-"""Takes the bytes that are there and those known to be needed; from any thread."""
-
-
-def ignore_download(done: int, total: int) -> None:
-    """Tell nobody."""
-
-
-def is_hub_id(model: str) -> bool:
-    """True for the form org/name."""
-    return _HUB_ID.fullmatch(model) is not None and not model.endswith(".gguf")
 
 
 def download(

@@ -1,27 +1,33 @@
-"""Weights in safetensors files."""
+"""Weights in safetensors files. Names and sizes are checked without importing torch."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from octavo.engine.core.errors import CheckpointError
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 INDEX_NAME = "model.safetensors.index.json"
+_MAX_HEADER_BYTES = 100_000_000  # as the library has it
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
-def find_weights(directory: Path) -> Callable[[], Iterator[tuple[str, Tensor]]]:
+def find_weights(directory: Path) -> "Callable[[], Iterator[tuple[str, Tensor]]]":
     """Return a reader of all tensors of the checkpoint in `directory`.
 
     An index decides which files count; without one it is model.safetensors, or else all
-    safetensors files. Raises CheckpointError when a file is missing or only pickled weights exist;
-    the reader raises it for a damaged file or a tensor that the index names in vain.
+    safetensors files. Raises CheckpointError when a file is missing, damaged or cut off, when it
+    lacks a tensor that the index places in it, or when only pickled weights exist.
     """
     index = directory / INDEX_NAME
     shards = _indexed_shards(index) if index.is_file() else _plain_shards(directory)
+    for path, names in shards.items():
+        _check(path, names)
     return lambda: _read(shards)
 
 
@@ -59,17 +65,41 @@ def _plain_shards(directory: Path) -> dict[Path, frozenset[str] | None]:
     raise CheckpointError(f"{directory}: no weights (*.safetensors) in this directory")
 
 
-def _read(shards: Mapping[Path, frozenset[str] | None]) -> Iterator[tuple[str, Tensor]]:
+def _check(path: Path, names: frozenset[str] | None) -> None:
+    """Check that the file is whole and holds the tensors of these names."""
+    try:
+        tensors, num_bytes = _read_header(path)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path}: the file is damaged or cut off; download it again"
+        ) from error
+    if path.stat().st_size != num_bytes:
+        raise CheckpointError(
+            f"{path}: the file is damaged or cut off, with {path.stat().st_size} of {num_bytes} "
+            "bytes; download it again"
+        )
+    absent = sorted((names or frozenset()).difference(tensors))
+    if absent:
+        raise CheckpointError(f"{path}: lacks the tensor {absent[0]} that the index places in it")
+
+
+def _read_header(path: Path) -> tuple[frozenset[str], int]:
+    """Return the names of the tensors and the size that the file must have."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        if size > _MAX_HEADER_BYTES:
+            raise ValueError(size)
+        header = json.loads(file.read(size))
+    header.pop("__metadata__", None)
+    ends = [tensor["data_offsets"][1] for tensor in header.values()]
+    return frozenset(header), 8 + size + max(ends, default=0)
+
+
+def _read(shards: Mapping[Path, frozenset[str] | None]) -> "Iterator[tuple[str, Tensor]]":
     for path, names in shards.items():
         try:
             with safe_open(path, framework="pt") as file:
-                present = file.keys()
-                absent = sorted((names or frozenset()).difference(present))
-                if absent:
-                    raise CheckpointError(
-                        f"{path}: lacks the tensor {absent[0]} that the index places in it"
-                    )
-                for name in present:
+                for name in file.keys():  # noqa: SIM118 - it is no mapping
                     if names is None or name in names:
                         yield name, file.get_tensor(name)
         except (SafetensorError, OSError) as error:

@@ -1,20 +1,19 @@
-"""Finding the checkpoint that the user named, and loading it."""
+"""Finding the checkpoint that the user named.
+
+What takes long to import is imported where it is needed: mistakes are told before that.
+"""
 
 from dataclasses import replace
 from pathlib import Path
-
-import torch
 
 from octavo.config.load import LoadConfig
 from octavo.engine.core.errors import CheckpointError, ConfigurationError
 from octavo.engine.loader.checkpoint import Checkpoint, EncoderCheckpoint
 from octavo.engine.loader.directory import read_directory
 from octavo.engine.loader.embedding import is_encoder, read_encoder
-from octavo.engine.loader.gguf import convert_gguf
-from octavo.engine.loader.hub import OnDownload, download, ignore_download, is_hub_id
+from octavo.engine.loader.files import check_gguf, check_tokenizer
+from octavo.engine.loader.names import OnDownload, ignore_download, is_hub_id
 from octavo.engine.loader.starter import STARTER_DEFAULTS, STARTER_NAME, find_starter
-from octavo.engine.models.decoder import CausalLM
-from octavo.engine.models.registry import build_model
 
 
 def resolve_checkpoint(
@@ -32,6 +31,8 @@ def resolve_checkpoint(
         path, name = _find(config.model, config, True, on_download), config.model
     if path.is_file():
         _check_format(config, "gguf")
+        from octavo.engine.loader.gguf import convert_gguf  # noqa: PLC0415 - it imports torch
+
         path = convert_gguf(path)
     else:
         _check_format(config, "safetensors")
@@ -46,14 +47,26 @@ def resolve_checkpoint(
     return checkpoint
 
 
-def load_model(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> CausalLM:
-    """Build the model and fill it, tensor by tensor. Raises CheckpointError."""
-    model = build_model(checkpoint.model_config, dtype, device)
-    if checkpoint.weights is None:
-        model.init_dummy_weights(seed=0)
+def check_local(config: LoadConfig) -> None:
+    """Check the model that `config` names as far as it goes without torch, network or conversion.
+
+    Takes tenths of a second. Raises what `resolve_checkpoint` would raise, and CheckpointError for
+    a directory without a tokenizer.
+    """
+    if config.model is None:
+        find_starter()
+        return
+    path = Path(config.model).expanduser()
+    if not path.exists() and is_hub_id(config.model):
+        return
+    if path.is_dir():
+        checkpoint = resolve_checkpoint(config.model_copy(update={"tokenizer": None}))
+        if config.tokenizer is None:
+            check_tokenizer(checkpoint.tokenizer_dir)
     else:
-        model.load_weights(checkpoint.weights())
-    return model
+        check_gguf(_find(config.model, config, True, ignore_download))
+    if config.tokenizer is not None and not is_hub_id(config.tokenizer):
+        check_tokenizer(_find(config.tokenizer, config, False, ignore_download))
 
 
 def _find(name: str, config: LoadConfig, weights: bool, on_download: OnDownload) -> Path:
@@ -69,6 +82,8 @@ def _find(name: str, config: LoadConfig, weights: bool, on_download: OnDownload)
             f"{name}: no such directory or file; a model is a directory in Hugging Face format, "
             "a .gguf file, or a hub id such as org/name"
         )
+    from octavo.engine.loader.hub import download  # noqa: PLC0415 - an HTTP library and more
+
     weights = weights and config.needs_weights
     return download(name, config, weights=weights, on_download=on_download)
 

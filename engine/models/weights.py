@@ -18,6 +18,13 @@ _NAMED = 5
 _DUMMY_STD = 0.02
 
 
+class TensorError(CheckpointError):
+    """A tensor of a checkpoint is missing, there twice, or of another shape.
+
+    The message does not say in which checkpoint.
+    """
+
+
 def load_weights(slots: Mapping[str, WeightSlot], weights: Iterable[tuple[str, Tensor]]) -> None:
     """Copies each tensor into its slot and packs each linear layer as soon as it is complete.
 
@@ -34,7 +41,7 @@ def load_weights(slots: Mapping[str, WeightSlot], weights: Iterable[tuple[str, T
             extra.append(given)
             continue
         if name in filled:
-            raise CheckpointError(f"the checkpoint holds the tensor {given} more than once")
+            raise TensorError(f"the checkpoint holds the tensor {given} more than once")
         _fill(given, slot, tensor)
         filled.add(name)
         if slot.layer is not None:
@@ -43,7 +50,7 @@ def load_weights(slots: Mapping[str, WeightSlot], weights: Iterable[tuple[str, T
                 slot.layer.pack()
     missing = [name for name in slots if name not in filled]
     if missing:
-        raise CheckpointError(f"the checkpoint lacks {_listed(missing)}")
+        raise TensorError(f"the checkpoint lacks {_listed(missing)}")
     # Old checkpoints store this table, which follows from the configuration.
     extra = [name for name in extra if not name.endswith("rotary_emb.inv_freq")]
     if extra:
@@ -52,7 +59,7 @@ def load_weights(slots: Mapping[str, WeightSlot], weights: Iterable[tuple[str, T
 
 def _fill(name: str, slot: WeightSlot, tensor: Tensor) -> None:
     if tensor.shape != slot.target.shape:
-        raise CheckpointError(
+        raise TensorError(
             f"the tensor {name} has the shape {list(tensor.shape)}, but the configuration "
             f"asks for {list(slot.target.shape)}"
         )

@@ -18,7 +18,8 @@ from safetensors.torch import load_file, save_file
 
 from octavo.config.load import LoadConfig
 from octavo.engine.core.errors import CheckpointError, ConfigurationError
-from octavo.engine.loader import load_model, resolve_checkpoint
+from octavo.engine.loader import resolve_checkpoint
+from octavo.engine.loader.filling import load_model
 
 CPU = torch.device("cpu")
 
