@@ -1,5 +1,6 @@
 """What the routes that generate have in common: from a request to a plain or streamed answer."""
 
+import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
@@ -7,14 +8,16 @@ from typing import Protocol, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.engine.core.errors import RequestTimeoutError
 from octavo.server.admission import Ticket
 from octavo.server.async_engine import GenerateRequest
+from octavo.server.context import current_request
 from octavo.server.disconnect import run_until_disconnect
 from octavo.server.middleware import REQUEST_ID_HEADER
 from octavo.server.output_stream import OutputStream
 from octavo.server.protocol.common import GenerationBody, StreamOptions
 from octavo.server.state import AppState, Serving, get_state
-from octavo.server.streaming import ChunkWriter, EventStream, write_events
+from octavo.server.streaming import LAST_WORDS_S, ChunkWriter, EventStream, write_events
 from octavo.server.validation.fields import read_fields
 
 Body = TypeVar("Body", bound=GenerationBody)
@@ -71,6 +74,24 @@ def _with_usage(body: Body) -> Body:
     return body.model_copy(update={"stream_options": forced})
 
 
+async def _answer(job: GenerationJob, outputs: OutputStream) -> bytes:
+    """Return the plain answer, soon or not at all once the engine has given the request up.
+
+    Raises RequestTimeoutError.
+    """
+    context = current_request()
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(None) as limit:
+            context.watch(lambda: limit.reschedule(loop.time() + LAST_WORDS_S))
+            try:
+                return await job.answer(outputs)
+            finally:
+                context.watch(lambda: None)
+    except TimeoutError:
+        raise RequestTimeoutError("The request reached the time limit") from None
+
+
 async def _respond(
     state: AppState, serving: Serving, body: Body, prepare: Prepare[Body], ticket: Ticket
 ) -> Response:
@@ -79,7 +100,7 @@ async def _respond(
     async with contextlib.AsyncExitStack() as held:
         held.push_async_callback(outputs.aclose)
         if not body.stream:
-            return Response(await job.answer(outputs), media_type="application/json")
+            return Response(await _answer(job, outputs), media_type="application/json")
         held.callback(ticket.release)
         writer = job.writer()
         events = write_events(outputs, writer, state.config.sse_keep_alive)

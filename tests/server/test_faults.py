@@ -13,14 +13,17 @@ import pytest
 from fake_engine import ScriptedExecutor, fake_loader
 from faulty_executor import Fault, FaultyExecutor, Stall, crash
 from octavo_fixtures import byte_ids, token_id
+from whole_server import COMPLETIONS, whole_server
 
 from octavo.config.engine import EngineConfig
 from octavo.config.server import ServerConfig
 from octavo.engine.detokenizer import Detokenizer
 from octavo.engine.scheduler.scheduler import Scheduler
+from octavo.engine.worker.kv_cache import KVCache
 from octavo.server.app import create_app
 from octavo.server.completion_service import CompletionChunkWriter, CompletionJob
 from octavo.server.lifecycle import Phase
+from octavo.server.routes import generation
 from octavo.server.state import AppState
 
 TEXT = "hello over there"
@@ -231,6 +234,123 @@ async def test_a_fault_in_one_text_ends_one_request(
     outcomes = [outcome(answer) for answer in answers]
     assert outcomes == ["internal_error" if n == number else TEXT for n in range(NUM_REQUESTS)]
     assert health == (200, "ready")
+
+
+async def test_a_fault_in_every_text_ends_all_and_the_engine_lives(
+    rig: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with rig() as r:
+        with monkeypatch.context() as patch:
+            broken = after_calls(20, Detokenizer.append, crash)
+            patch.setattr(Detokenizer, "append", broken)
+            answers = await r.ask_all()
+            await r.check_nothing_is_left()
+        health = await r.health()
+        canary = await r.ask(1)
+
+    assert [outcome(answer) for answer in answers] == ["internal_error"] * NUM_REQUESTS
+    assert health == (200, "ready") and outcome(canary) == TEXT
+
+
+@pytest.mark.parametrize("phase", ["detokenize", "serialise"])
+async def test_a_stall_on_the_event_loop_delays_and_loses_nothing(
+    rig: Open, monkeypatch: pytest.MonkeyPatch, phase: str
+) -> None:
+    owner, name = {
+        "detokenize": (Detokenizer, "append"),
+        "serialise": (CompletionChunkWriter, "write"),
+    }[phase]
+    stalls = iter([0.3] * 3)
+    stall = after_calls(5, getattr(owner, name), lambda: time.sleep(next(stalls, 0)))
+    monkeypatch.setattr(owner, name, stall)
+    async with rig(watchdog_timeout=0.2) as r:
+        answers = await r.ask_all()
+        await r.check_nothing_is_left()
+        health = await r.health()
+
+    assert [outcome(answer) for answer in answers] == [TEXT] * NUM_REQUESTS
+    assert health == (200, "ready")
+
+
+async def test_an_answer_whose_writing_stalls_ends_alone(
+    rig: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = CompletionJob.answer
+
+    async def stall(self: CompletionJob, outputs: Any) -> bytes:
+        if self.requests[0].prompt_token_ids == slow:
+            await asyncio.Event().wait()
+        return await original(self, outputs)
+
+    monkeypatch.setattr(generation, "LAST_WORDS_S", 0.1)
+    async with rig(request_timeout=3) as r:
+        assert r.state.serving is not None
+        slow = tuple(r.state.serving.model.tokenizer.encode("aa"))
+        monkeypatch.setattr(CompletionJob, "answer", stall)
+        answers = await r.ask_all()
+        await r.check_nothing_is_left()
+        health = await r.health()
+
+    outcomes = [outcome(answer) for answer in answers]
+    assert outcomes == [TEXT, "request_timeout", *([TEXT] * (NUM_REQUESTS - 2))]
+    assert health == (200, "ready")
+
+
+async def test_a_fault_while_writing_one_stream_ends_it_alone(
+    rig: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = CompletionChunkWriter.write
+    broken: list[CompletionChunkWriter] = []
+
+    def write(self: CompletionChunkWriter, number: int, outputs: Any) -> bytes:
+        broken[:] = broken or [self]
+        if self is broken[0]:
+            crash()
+        return original(self, number, outputs)
+
+    monkeypatch.setattr(CompletionChunkWriter, "write", write)
+    async with rig() as r:
+        transport = httpx.ASGITransport(r.client._transport.app, raise_app_exceptions=False)  # type: ignore[attr-defined]
+        async with httpx.AsyncClient(transport=transport, base_url="http://octavo") as client:
+            r.client = client
+            answers = await r.ask_all()
+            await r.check_nothing_is_left()
+            health = await r.health()
+
+    outcomes = [outcome(answer) for answer in answers]
+    assert sorted(outcomes) == sorted(["internal_error", *([TEXT] * (NUM_REQUESTS - 1))])
+    assert health == (200, "ready")
+
+
+@pytest.mark.parametrize("kind", ["raise", "stall"])
+async def test_f08_a_fault_while_blocks_are_copied_ends_everybody_once(
+    random_llama_dir: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    act = crash if kind == "raise" else Stall()
+    original = KVCache.copy_blocks
+
+    def copy(self: KVCache, copies: Any) -> None:
+        if copies:
+            act()
+        original(self, copies)
+
+    async with whole_server(random_llama_dir, watchdog_timeout=0.5) as server:
+        monkeypatch.setattr(KVCache, "copy_blocks", copy)
+        body = {"prompt": "abc", "max_tokens": 200, "ignore_eos": True}
+        try:
+            async with asyncio.timeout(20):
+                answers = await asyncio.gather(
+                    # Two choices share the block that both will write.
+                    *(server.client.post(COMPLETIONS, json=body | {"n": n}) for n in (1, 1, 2, 1))
+                )
+            async with asyncio.timeout(5):
+                while (await server.client.get("/health")).json() != {"status": "failed"}:
+                    await asyncio.sleep(0.01)
+        finally:
+            if isinstance(act, Stall):
+                act.released.set()
+
+    assert [outcome(answer) for answer in answers] == ["engine_dead"] * 4
 
 
 @pytest.mark.parametrize("calls", [0, 3])
