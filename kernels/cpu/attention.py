@@ -389,6 +389,7 @@ def _add_values(
                     values + part * item,
                     size * item,
                     take,
+                    values,
                     0,
                     load_i64(f, _SUMS) + (row * padded + part) * 4,
                     padded * 4,

@@ -9,10 +9,9 @@ import numpy as np
 from octavo.kernels.cpu.activation import GELU, GELU_TANH, SILU, activate
 from octavo.kernels.cpu.compiled import Kernel, inlined
 from octavo.kernels.cpu.intrinsics import load_f32, load_i64, store_f32
+from octavo.kernels.cpu.linear import fetch_from
 from octavo.kernels.cpu.numbers import CODES, round_row
 from octavo.kernels.cpu.tile import MAX_ROWS, PANEL, gemm_tile
-
-_PREFETCH_BYTES = 1024
 
 # The kernel's arguments, in this order. `wide` holds float32 rows of even length, as does `out`.
 (
@@ -66,14 +65,27 @@ def _gated_kernel(kind: int, activation: int) -> Callable[[Any, Any], None]:
         for panel in range(first_panel, min(first_panel + group, panels)):
             for half in range(2):
                 w = load_i64(a, _WEIGHTS) + (panel + half * panels) * panel_bytes
+                following = load_i64(a, _WEIGHTS) + (panel + half) * panel_bytes
+                following += (1 - half) * panels * panel_bytes
                 for number in range(tiles):
                     begin = rows * number // tiles
                     count = rows * (number + 1) // tiles - begin
-                    ahead = panel_bytes if number == tiles - 1 and number > 0 else _PREFETCH_BYTES
+                    fetch = fetch_from(w, following, panel_bytes, number, tiles)
                     wide = load_i64(a, _WIDE) + (first_row + begin) * row_bytes
                     c = gate + 4 * PANEL * (half * rows + begin)
                     gemm_tile(
-                        kind, 0, count, wide, row_bytes, w, stride, steps, ahead, c, 4 * PANEL
+                        kind,
+                        0,
+                        count,
+                        wide,
+                        row_bytes,
+                        w,
+                        stride,
+                        steps,
+                        fetch,
+                        stride // tiles,
+                        c,
+                        4 * PANEL,
                     )
             bias = load_i64(a, _BIAS)
             _finish(code, gate, rows, bias + 4 * panel * PANEL if bias != 0 else 0)

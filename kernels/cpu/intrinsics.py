@@ -218,15 +218,27 @@ def atomic_exchange(typingctx: Any, address: Any, value: Any) -> Typed:
     return types.int64(types.int64, types.int64), codegen
 
 
-@intrinsic
-def yield_processor(typingctx: Any) -> Typed:
-    """Let another thread run on this processor."""
+def _semaphore_call(name: str, document: str, *constants: int) -> Any:
+    """An intrinsic that calls a function of POSIX semaphores on the one at an address."""
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.call(declared(builder, "sched_yield", _I32, []), [])
-        return context.get_dummy_value()
+    @intrinsic
+    def call(typingctx: Any, address: Any) -> Typed:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            byte = ir.IntType(8).as_pointer()
+            function = declared(builder, name, _I32, [byte, *[_I32] * len(constants)])
+            values = [ir.Constant(_I32, value) for value in constants]
+            builder.call(function, [builder.inttoptr(args[0], byte), *values])
+            return context.get_dummy_value()
 
-    return types.void(), codegen
+        return types.void(types.int64), codegen
+
+    call.__doc__ = document
+    return call
+
+
+semaphore_init = _semaphore_call("sem_init", "Make a semaphore of this process, at 0.", 0, 0)
+semaphore_post = _semaphore_call("sem_post", "Count up by one; wakes a thread that waits.")
+semaphore_wait = _semaphore_call("sem_wait", "Sleep until the count is above 0; take one.")
 
 
 @intrinsic

@@ -149,6 +149,18 @@ def _widen_rows_kernel(a: int, chunk: int) -> None:
     _widen(load_i64(a, 0), load_i64(a, 1), load_i64(a, 2), load_i64(a, 4), chunk * rows, end)
 
 
+@inlined
+def fetch_from(panel: int, following: int, panel_bytes: int, number: int, tiles: int) -> int:
+    """Where tile `number` of a panel begins to prefetch.
+
+    The tiles of a panel share the next one, so that memory is as busy in each of them; a single
+    tile runs at the speed of memory and fetches what it needs soon.
+    """
+    if tiles == 1:
+        return panel + _PREFETCH_BYTES
+    return following + panel_bytes * number // tiles
+
+
 def _product_kernel(kind: int) -> Callable[[Any, Any], None]:
     """The kernel for weights of element type `kind`."""
 
@@ -177,9 +189,22 @@ def _product_kernel(kind: int) -> Callable[[Any, Any], None]:
             for number in range(tiles):
                 begin = first_row + rows * number // tiles
                 count = first_row + rows * (number + 1) // tiles - begin
-                ahead = panel_bytes if number == tiles - 1 and number > 0 else _PREFETCH_BYTES
+                fetch = fetch_from(w, w + panel_bytes, panel_bytes, number, tiles)
                 wide = load_i64(a, 2) + begin * padded * 4
-                gemm_tile(kind, 0, count, wide, padded * 4, w, stride, steps, ahead, c, 4 * PANEL)
+                gemm_tile(
+                    kind,
+                    0,
+                    count,
+                    wide,
+                    padded * 4,
+                    w,
+                    stride,
+                    steps,
+                    fetch,
+                    stride // tiles,
+                    c,
+                    4 * PANEL,
+                )
                 out = load_i64(a, 12) + (begin * outputs + panel * PANEL) * size
                 for row in range(count):
                     source = c + row * 4 * PANEL

@@ -2,9 +2,14 @@
 """Fork and join for kernels that last microseconds.
 
 One job at a time is described in shared memory. Threads claim its chunks by one atomic
-addition each, so a thread that the system puts aside holds at most the chunk it is in, and
-the caller can do all the work itself. Helpers spin for about a millisecond after a job and
-then sleep, so an idle server uses no processor time.
+addition each, so the caller can do all the work itself. Helpers never hold the GIL. After
+a job they look for the next one for some tens of microseconds, longer than the pause between
+two jobs of a step; then they sleep, so that between steps the processor is free for the
+threads that speak HTTP, and whoever shares out a job wakes them.
+
+A thread that the system puts aside holds at most the chunk it is in. A caller that has waited
+for it a while sleeps too: the processor that it leaves is where the system can go on with the
+other thread.
 """
 
 import atexit
@@ -25,9 +30,11 @@ from octavo.kernels.cpu.intrinsics import (
     call_kernel,
     load_i64,
     read_clock,
+    semaphore_init,
+    semaphore_post,
+    semaphore_wait,
     spin_pause,
     store_i64,
-    yield_processor,
 )
 
 MAX_ARGUMENTS = 24
@@ -35,15 +42,18 @@ MAX_ARGUMENTS = 24
 _REPORT = MAX_ARGUMENTS
 
 # Byte offsets in the shared memory; what different threads write is on different lines.
-_TICKET = 0  # number of chunks << 32 | next chunk to claim
-_DONE = 64  # chunks finished
-_OWNER = 128  # 1 while a job runs
-_SLEEPING = 192  # helpers that must be woken
+_DONE = 0  # chunks finished
+_OWNER = 64  # 1 while a job runs
+_SLEEPING = 128  # helpers that nobody has woken yet
+_WAITING = 192  # 1 while the caller sleeps until all chunks are done
 _STOP = 256
-_BALANCE = 320  # see `learn`
-_FUNCTION = 384  # then the address of the job's arguments
-_ARGUMENTS = 448  # those of a job that is not part of a program
-_SIZE = _ARGUMENTS + 8 * (MAX_ARGUMENTS + 1)
+_JOB = 320  # kernel, the address of its arguments, number of chunks
+_THREADS = 384  # the caller included
+_WORK_SEMAPHORE = 448  # helpers sleep here
+_DONE_SEMAPHORE = 512  # the caller sleeps here
+_ARGUMENTS = 576  # those of a job that is not part of a program
+_RANGES = 832  # for each thread: end of its chunks << 32 | next chunk to claim
+_LINE = 64
 
 # Words of an instruction of a program: kernel to run first or 0, kernel, chunks, arguments, report.
 FIRST, KERNEL, CHUNKS, ARGUMENTS = range(4)
@@ -51,73 +61,94 @@ INSTRUCTION_WORDS = ARGUMENTS + MAX_ARGUMENTS + 1
 
 _NEXT_MASK = 0xFFFFFFFF
 # Times are in counts of the time stamp counter, about 2.5 in a nanosecond.
-_SLEEP_AFTER = 2_500_000
-_YIELD_AFTER = 50_000
-# Helpers pay while the chunks they run take longer than the caller waits for them at the end.
-# Where the system runs other programs in their place they do not; then the caller works alone
-# for a number of jobs that doubles from one such period to the next.
-_PERIOD = 128
-_MOST_GAIN = 250_000
-_WORST_LOSS = 2_500_000
-_FEWEST_ALONE, _MOST_ALONE = 128, 8192
+_SLEEP_AFTER = 250_000
+_WAIT_AWAKE = 50_000
 
 
-@compiled
-def _work(state: int) -> int:
-    """Claim and run chunks until none is left; the number run."""
+@inlined
+def _work_in(state: int, place: int) -> int:
+    """Claim and run chunks of the range at `place` until none is left; the number run."""
     count = 0
     while True:
-        ticket = atomic_load(state + _TICKET)
-        if (ticket & _NEXT_MASK) >= (ticket >> 32):
+        chunk_range = atomic_load(place)
+        if (chunk_range & _NEXT_MASK) >= (chunk_range >> 32):
             return count
-        # The job may have changed since the look above: what counts is the claimed ticket,
-        # and while its chunk is not done the job stays as it is.
-        ticket = atomic_add(state + _TICKET, 1)
-        chunk = ticket & _NEXT_MASK
-        if chunk >= (ticket >> 32):
+        # The job may have changed since the look above: what counts is the claimed chunk,
+        # and while that is not done the job stays as it is.
+        chunk_range = atomic_add(place, 1)
+        chunk = chunk_range & _NEXT_MASK
+        if chunk >= (chunk_range >> 32):
             return count
-        job = state + _FUNCTION
+        job = state + _JOB
         call_kernel(load_i64(job, 0), load_i64(job, 1), chunk)
-        atomic_add(state + _DONE, 1)
+        chunks = load_i64(job, 2)
+        done = atomic_add(state + _DONE, 1) + 1
+        if done == chunks and atomic_exchange(state + _WAITING, 0) != 0:
+            semaphore_post(state + _DONE_SEMAPHORE)
         count += 1
 
 
 @compiled
-def _help(state: int) -> None:
-    """A helper's loop: run chunks; return when there was nothing to do for a while."""
-    atomic_add(state + _SLEEPING, -1)
-    last = read_clock()
-    while read_clock() - last < _SLEEP_AFTER and atomic_load(state + _STOP) == 0:
-        if _work(state) > 0:
-            last = read_clock()
-        spin_pause()
-    atomic_add(state + _SLEEPING, 1)
+def _work(state: int, thread: int) -> int:
+    """Run the chunks of this thread, then those that others have not begun; the number run.
 
-
-_ALONE, _PENALTY, _WON, _JOBS, _FIXED = range(5)
+    Chunks that follow each other in memory are so run by the same thread, whose kernels fetch
+    ahead.
+    """
+    threads = load_i64(state + _THREADS, 0)
+    count = 0
+    for offset in range(threads):
+        count += _work_in(state, state + _RANGES + _LINE * ((thread + offset) % threads))
+    return count
 
 
 @inlined
-def learn(here: int, own: int, chunks: int, worked: int, waited: int) -> None:
-    """Account for a job: `own` of its `chunks` took the caller `worked`, then it `waited`.
+def _has_work(state: int) -> bool:
+    for thread in range(load_i64(state + _THREADS, 0)):
+        chunk_range = atomic_load(state + _RANGES + _LINE * thread)
+        if (chunk_range & _NEXT_MASK) < (chunk_range >> 32):
+            return True
+    return False
 
-    `here` is the address of four words: jobs still to run alone, how many the next time, time
-    won by helpers in this period, jobs of this period.
-    """
-    # A caller that was itself put aside has worked for milliseconds: that is no gain.
-    gain = min((chunks - own) * worked // max(own, 1), _MOST_GAIN)
-    won = load_i64(here, _WON) + gain - waited
-    jobs = load_i64(here, _JOBS) + 1
-    if won < -_WORST_LOSS or (jobs >= _PERIOD and won < 0):
-        penalty = load_i64(here, _PENALTY)
-        store_i64(here, _ALONE, penalty)
-        store_i64(here, _PENALTY, min(2 * penalty, _MOST_ALONE))
-        won, jobs = 0, 0
-    elif jobs >= _PERIOD:
-        store_i64(here, _PENALTY, _FEWEST_ALONE)
-        won, jobs = 0, 0
-    store_i64(here, _WON, won)
-    store_i64(here, _JOBS, jobs)
+
+@compiled
+def _help(state: int, thread: int) -> None:
+    """A helper's loop, until the pool is closed."""
+    while atomic_load(state + _STOP) == 0:
+        last = read_clock()
+        while read_clock() - last < _SLEEP_AFTER:
+            if _work(state, thread) > 0:
+                last = read_clock()
+            spin_pause()
+        atomic_add(state + _SLEEPING, 1)
+        # A job shared out before the line above was not announced to this helper. Where one
+        # was announced, sleeping ends at once.
+        if not _has_work(state) and atomic_load(state + _STOP) == 0:
+            semaphore_wait(state + _WORK_SEMAPHORE)
+        elif atomic_add(state + _SLEEPING, -1) <= 0:
+            atomic_add(state + _SLEEPING, 1)
+            semaphore_wait(state + _WORK_SEMAPHORE)
+
+
+@inlined
+def _wake_helpers(state: int) -> None:
+    if atomic_load(state + _SLEEPING) > 0:
+        for _ in range(atomic_exchange(state + _SLEEPING, 0)):
+            semaphore_post(state + _WORK_SEMAPHORE)
+
+
+@inlined
+def _wait(state: int, chunks: int) -> None:
+    """Until all chunks are done."""
+    begin = read_clock()
+    while atomic_load(state + _DONE) < chunks:
+        if read_clock() - begin < _WAIT_AWAKE:
+            spin_pause()
+            continue
+        atomic_store(state + _WAITING, 1)
+        # Done in between: whoever takes the mark back first decides whether a post follows.
+        if atomic_load(state + _DONE) < chunks or atomic_exchange(state + _WAITING, 0) == 0:
+            semaphore_wait(state + _DONE_SEMAPHORE)
 
 
 @inlined
@@ -133,72 +164,50 @@ def _run_alone(first: int, function: int, chunks: int, arguments: int) -> int:
 
 
 @inlined
-def _take(state: int) -> bool:
-    """Become the owner of the shared memory, unless there is one or helpers do not pay now."""
-    if atomic_exchange(state + _OWNER, 1) != 0:
-        return False
-    alone = load_i64(state + _BALANCE, _ALONE)
-    if alone == 0:
-        return True
-    store_i64(state + _BALANCE, _ALONE, alone - 1)
-    atomic_store(state + _OWNER, 0)
-    return False
-
-
-@inlined
 def _run_taken(state: int, first: int, function: int, chunks: int, arguments: int) -> int:
-    """Run everything as the owner, with the helpers where they are free; what was reported."""
+    """Run everything as the owner, with the helpers; what was reported."""
     store_i64(arguments, _REPORT, 0)
     if first != 0:
         call_kernel(first, arguments, 0)
-    store_i64(state + _FUNCTION, 0, function)
-    store_i64(state + _FUNCTION, 1, arguments)
+    store_i64(state + _JOB, 0, function)
+    store_i64(state + _JOB, 1, arguments)
+    store_i64(state + _JOB, 2, chunks)
     atomic_store(state + _DONE, 0)
-    atomic_store(state + _TICKET, chunks << 32)
-    begin = read_clock()
-    own = _work(state)
-    finished = read_clock()
-    while atomic_load(state + _DONE) < chunks:
-        spin_pause()
-        if read_clock() - finished > _YIELD_AFTER:
-            yield_processor()
-    if load_i64(state + _BALANCE, _FIXED) == 0:
-        learn(state + _BALANCE, own, chunks, finished - begin, read_clock() - finished)
+    threads = load_i64(state + _THREADS, 0)
+    for thread in range(threads):
+        begin, end = chunks * thread // threads, chunks * (thread + 1) // threads
+        atomic_store(state + _RANGES + _LINE * thread, end << 32 | begin)
+    _wake_helpers(state)
+    _work(state, 0)
+    _wait(state, chunks)
     reported: int = load_i64(arguments, _REPORT)
     return reported
 
 
 @compiled
 def _run_shared(state: int, first: int, function: int, chunks: int, values: Any) -> int:
-    """Run `first` once, then all chunks of `function`, with the helpers where they are free.
-
-    Bit 0 of the result: some helper sleeps. The others: what a kernel reported.
-    """
-    if not _take(state):
+    """Run `first` once, then all chunks of `function`, with the helpers; what was reported."""
+    if atomic_exchange(state + _OWNER, 1) != 0:
         memory = np.empty(MAX_ARGUMENTS + 1, np.int64)
         for i in range(MAX_ARGUMENTS):
             memory[i] = values[i]
         result: int = _run_alone(first, function, chunks, memory.ctypes.data)
-        return result << 1
+        return result
     for i in range(MAX_ARGUMENTS):
         store_i64(state + _ARGUMENTS, i, values[i])
-    sleeping = atomic_load(state + _SLEEPING)
     reported: int = _run_taken(state, first, function, chunks, state + _ARGUMENTS)
     atomic_store(state + _OWNER, 0)
-    return (reported << 1) | (1 if sleeping > 0 else 0)
+    return reported
 
 
 @compiled
 def _run_program(state: int, code: int, count: int) -> int:
-    """Run `count` instructions; the first one that reported, else -1.
-
-    Helpers can be woken only before: where one has gone to sleep the caller works alone.
-    """
+    """Run `count` instructions; the first one that reported, else -1."""
     for number in range(count):
         here = code + 8 * INSTRUCTION_WORDS * number
         first, function = load_i64(here, FIRST), load_i64(here, KERNEL)
         chunks, arguments = load_i64(here, CHUNKS), here + 8 * ARGUMENTS
-        if chunks > 1 and _take(state):
+        if chunks > 1 and atomic_exchange(state + _OWNER, 1) == 0:
             reported = _run_taken(state, first, function, chunks, arguments)
             atomic_store(state + _OWNER, 0)
         else:
@@ -209,7 +218,7 @@ def _run_program(state: int, code: int, count: int) -> int:
 
 
 @compiled_holding_gil
-def _run_short(first: int, function: int, chunks: int, values: Any) -> int:
+def _run_short(state: int, first: int, function: int, chunks: int, values: Any) -> int:
     """Run everything on the calling thread; what a kernel reported."""
     memory = np.empty(MAX_ARGUMENTS + 1, np.int64)
     for i in range(MAX_ARGUMENTS):
@@ -231,32 +240,23 @@ class Pool:
     """
 
     def __init__(self, num_threads: int) -> None:
-        self._memory = np.zeros(_SIZE + 64, np.uint8)
-        self._state = (self._memory.ctypes.data + 63) // 64 * 64
-        _store(self._state + _BALANCE + 8 * _PENALTY, _FEWEST_ALONE)
-        self._wake: list[threading.Event] = []
         self._threads: list[threading.Thread] = []
         self._start(num_threads)
 
     def resize(self, num_threads: int) -> None:
-        """Use so many threads from now on, also where other programs make that slower.
-
-        No job may be running.
-        """
+        """Use so many threads from now on. No job may be running."""
         self.close()
-        _store(self._state + _STOP, 0)
-        _store(self._state + _BALANCE + 8 * _ALONE, 0)
-        _store(self._state + _BALANCE + 8 * _FIXED, 1)
         self._start(num_threads)
 
     def _start(self, num_threads: int) -> None:
-        self._wake = [threading.Event() for _ in range(num_threads - 1)]
+        self._memory = np.zeros(_RANGES + _LINE * (num_threads + 1), np.uint8)
+        self._state = (self._memory.ctypes.data + _LINE - 1) // _LINE * _LINE
+        _prepare(self._state, num_threads)
         self._threads = [
-            threading.Thread(target=self._serve, args=(event,), name="octavo-kernel", daemon=True)
-            for event in self._wake
+            threading.Thread(target=_help, args=(self._state, i), name="octavo-kernel", daemon=True)
+            for i in range(1, num_threads)
         ]
         for thread in self._threads:
-            _add(self._state + _SLEEPING, 1)
             thread.start()
 
     @property
@@ -270,60 +270,32 @@ class Pool:
         The result is what a kernel reported, or 0.
         """
         values = arguments + (0,) * (MAX_ARGUMENTS - len(arguments))
-        if chunks <= 1:
-            return int(_run_short(first, kernel.address, chunks, values))
-        result: int = _run_shared(self._state, first, kernel.address, chunks, values)
-        if result & 1:
-            self._wake_helpers()
-        return result >> 1
+        run = _run_short if chunks <= 1 else _run_shared
+        return int(run(self._state, first, kernel.address, chunks, values))
 
     def run_program(self, instructions: NDArray[np.int64]) -> int:
         """Run [n, INSTRUCTION_WORDS] one after the other; the first that reported, else -1."""
-        if _wants_helpers(self._state):
-            self._wake_helpers()
         return int(_run_program(self._state, instructions.ctypes.data, len(instructions)))
-
-    def _wake_helpers(self) -> None:
-        for event in self._wake:
-            event.set()
 
     def close(self) -> None:
         """Stop the helpers; later jobs run on the caller alone."""
-        _store(self._state + _STOP, 1)
-        self._wake_helpers()
+        _stop(self._state)
         for thread in self._threads:
             thread.join()
-
-    def _serve(self, event: threading.Event) -> None:
-        while True:
-            event.wait()
-            event.clear()
-            if _load(self._state + _STOP):
-                _add(self._state + _SLEEPING, -1)
-                return
-            _help(self._state)
-
-
-@compiled_holding_gil
-def _wants_helpers(state: int) -> bool:
-    """Whether some helper sleeps that would be used soon."""
-    sleeping = atomic_load(state + _SLEEPING) > 0
-    return bool(sleeping and load_i64(state + _BALANCE, _ALONE) < _FEWEST_ALONE)
+        self._threads = []
 
 
 @compiled
-def _add(address: int, value: int) -> Any:
-    return atomic_add(address, value)
+def _prepare(state: int, num_threads: int) -> None:
+    store_i64(state + _THREADS, 0, num_threads)
+    semaphore_init(state + _WORK_SEMAPHORE)
+    semaphore_init(state + _DONE_SEMAPHORE)
 
 
 @compiled
-def _load(address: int) -> Any:
-    return atomic_load(address)
-
-
-@compiled
-def _store(address: int, value: int) -> None:
-    atomic_store(address, value)
+def _stop(state: int) -> None:
+    atomic_store(state + _STOP, 1)
+    _wake_helpers(state)
 
 
 @cache

@@ -68,7 +68,7 @@ def _weights(builder: Any, kind: int, address: Any) -> list[Any]:
 
 
 def _emit_tile(builder: Any, kind: int, rows: int, accumulate: bool, args: Any) -> None:
-    a, stride, w, w_stride, steps, ahead, c, c_stride = args
+    a, stride, w, w_stride, steps, fetch, fetch_stride, c, c_stride = args
     per_step = 2 if kind == BF16 else 1
     zero = ir.Constant(_VECTOR, [0.0] * PANEL)
     fma = declared(builder, f"llvm.fma.v{PANEL}f32", _VECTOR, [_VECTOR] * 3)
@@ -90,7 +90,7 @@ def _emit_tile(builder: Any, kind: int, rows: int, accumulate: bool, args: Any) 
         phi.add_incoming(value, entry)
         sums.append(phi)
     here = builder.add(w, builder.mul(index, w_stride))
-    emit_prefetch(builder, builder.add(here, ahead))
+    emit_prefetch(builder, builder.add(fetch, builder.mul(index, fetch_stride)))
     offset = builder.mul(index, ir.Constant(_I64, 4 * per_step))
     new = list(sums)
     for k, weight in enumerate(_weights(builder, kind, here)):
@@ -126,15 +126,16 @@ def gemm_tile(
     w: Any,
     w_stride: Any,
     steps: Any,
-    ahead: Any,
+    fetch: Any,
+    fetch_stride: Any,
     c: Any,
     c_stride: Any,
 ) -> Typed:
     """C[rows, 16] = (C if accumulate) + A[rows, K] x panel; A and C float32, rows 1 to 5.
 
-    `kind` and `accumulate` are literals. Strides and `ahead`, the distance at which weights are
-    prefetched, are in bytes; `steps` counts rows of the stored panel (K, or K / 2 for bfloat16),
-    which lie `w_stride` apart.
+    `kind` and `accumulate` are literals. Strides are in bytes; `steps` counts rows of the stored
+    panel (K, or K / 2 for bfloat16), which lie `w_stride` apart. Each step asks for the cache
+    line at `fetch`, which moves on by `fetch_stride`.
     """
     if not all(isinstance(item, types.IntegerLiteral) for item in (kind, accumulate)):
         return None  # type: ignore[return-value]  # Numba then reports the wrong types
@@ -147,7 +148,7 @@ def gemm_tile(
         _emit_switch(builder, args[2], MAX_ROWS, emit)
         return context.get_dummy_value()
 
-    return types.void(kind, accumulate, *[types.int64] * 9), codegen
+    return types.void(kind, accumulate, *[types.int64] * 10), codegen
 
 
 def _emit_switch(builder: Any, rows: Any, most: int, emit: Callable[[int], None]) -> None:

@@ -14,7 +14,6 @@ from octavo.kernels.cpu.pool import (
     INSTRUCTION_WORDS,
     KERNEL,
     Pool,
-    learn,
     report,
 )
 
@@ -104,34 +103,3 @@ def test_a_program_stops_where_a_kernel_reports(pool: Pool) -> None:
     code[2, KERNEL] = _report.address
     assert pool.run_program(code) == 2
     assert (counts == 4).all()
-
-
-def _learned(*jobs: tuple[int, int, int, int], times: int = 1) -> list[int]:
-    """(jobs to run alone, how many the next time) after jobs of (own, chunks, worked, waited)."""
-    balance = np.array([0, 128, 0, 0])
-    for _ in range(times):
-        for job in jobs:
-            learn(balance.ctypes.data, *job)
-    return balance[:2].tolist()
-
-
-def test_helpers_that_help_are_kept() -> None:
-    assert _learned((5, 10, 100_000, 1_000), times=1000) == [0, 128]
-
-
-def test_one_very_long_wait_ends_sharing_for_a_while() -> None:
-    assert _learned((9, 10, 90_000, 10_000_000)) == [128, 256]
-    assert _learned((9, 10, 90_000, 10_000_000), times=3) == [512, 1024]
-
-
-def test_many_small_losses_end_sharing() -> None:
-    assert _learned((10, 10, 90_000, 0), (10, 10, 90_000, 1_000), times=64) == [128, 256]
-
-
-def test_a_caller_put_aside_does_not_count_as_gain() -> None:
-    assert _learned((1, 10, 10_000_000, 0), (9, 10, 90_000, 5_000_000)) == [128, 256]
-
-
-def test_sharing_that_pays_again_forgets_the_penalty() -> None:
-    good = [(5, 10, 100_000, 1_000)] * 128
-    assert _learned((9, 10, 90_000, 10_000_000), *good)[1] == 128
