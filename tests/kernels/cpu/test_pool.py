@@ -1,13 +1,14 @@
 """The fork-join pool: every chunk runs exactly once, whoever calls."""
 
 import threading
+import time
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from octavo.kernels.cpu.compiled import Kernel
-from octavo.kernels.cpu.intrinsics import atomic_add, load_i64
+from octavo.kernels.cpu.intrinsics import atomic_add, atomic_load, load_i64, read_clock
 from octavo.kernels.cpu.pool import (
     ARGUMENTS,
     CHUNKS,
@@ -103,3 +104,73 @@ def test_a_program_stops_where_a_kernel_reports(pool: Pool) -> None:
     code[2, KERNEL] = _report.address
     assert pool.run_program(code) == 2
     assert (counts == 4).all()
+
+
+def _meeting_kernel(a: int, chunk: int) -> None:
+    """Wait until as many threads as there are chunks are here; some seconds at most."""
+    here = load_i64(a, 0)
+    atomic_add(here, 1)
+    begin = read_clock()
+    while atomic_load(here) < load_i64(a, 1) and read_clock() - begin < 20_000_000_000:
+        pass
+    if atomic_load(here) < load_i64(a, 1):
+        report(a, 1)
+
+
+def _late_kernel(a: int, chunk: int) -> None:
+    """Later chunks take longer."""
+    begin = read_clock()
+    while read_clock() - begin < chunk * 10_000_000:
+        pass
+    atomic_add(load_i64(a, 0), 1)
+
+
+_meeting = Kernel(_meeting_kernel)
+_late = Kernel(_late_kernel)
+
+
+def test_helpers_that_sleep_are_woken() -> None:
+    pool = Pool(3)
+    for _ in range(3):
+        time.sleep(0.02)
+        count = np.zeros(1, np.int64)
+        assert pool.run(_meeting, 3, count.ctypes.data, 3) == 0
+    pool.close()
+
+
+def test_a_caller_that_sleeps_is_woken_by_the_last_chunk(pool: Pool) -> None:
+    count = np.zeros(1, np.int64)
+    for done in range(1, 6):
+        pool.run(_late, 4, count.ctypes.data)
+        assert count[0] == 4 * done
+
+
+def _first_waits_kernel(a: int, chunk: int) -> None:
+    here = load_i64(a, 0)
+    begin = read_clock()
+    while chunk == 0 and atomic_load(here) < 39 and read_clock() - begin < 20_000_000_000:
+        pass
+    if chunk == 0 and atomic_load(here) < 39:
+        report(a, 1)
+    atomic_add(here, 1)
+
+
+_first_waits = Kernel(_first_waits_kernel)
+
+
+def test_a_thread_runs_chunks_that_another_has_not_begun() -> None:
+    pool = Pool(2)
+    count = np.zeros(1, np.int64)
+    # The first chunk of the caller waits until all others are done.
+    assert pool.run(_first_waits, 40, count.ctypes.data) == 0
+    pool.close()
+
+
+def test_jobs_with_pauses_between_them(pool: Pool) -> None:
+    counts = np.zeros(8, np.int64)
+    for pause in (0, 50, 100, 200, 400) * 40:
+        end = time.perf_counter_ns() + 1000 * pause
+        while time.perf_counter_ns() < end:
+            pass
+        pool.run(_count, 8, counts.ctypes.data)
+    assert (counts == 200).all()
