@@ -1,6 +1,7 @@
 """The text of /metrics and what the middleware counts."""
 
 import asyncio
+import json
 
 import pytest
 from octavo_fixtures import byte_ids, token_id
@@ -113,6 +114,65 @@ async def test_g07_gauges_return_to_zero_and_tokens_equal_usage(serve_app: Serve
     assert value(samples, "octavo:generation_tokens_total") == sum(
         u["completion_tokens"] for u in usage
     )
+
+
+async def test_g07_counts_of_a_known_load(serve_app: ServeApp) -> None:
+    endless = byte_ids("ab" * 300)
+    async with serve_app(endless) as served:
+        await served.wait_for(Phase.READY)
+
+        async def ask(tokens: int, **more: object) -> dict[str, int]:
+            body = {"prompt": "c" * 40, "max_tokens": tokens, "temperature": 0} | more
+            answer = await served.client.post("/v1/completions", json=body)
+            assert answer.status_code == 200
+            if not more.get("stream"):
+                return answer.json()["usage"]
+            [*_, last, done] = answer.text.strip().split("\n\n")
+            assert done == "data: [DONE]"
+            return json.loads(last.removeprefix("data: "))["usage"]
+
+        served.executor.step_seconds = 0.002
+        leaving = [asyncio.create_task(ask(400)) for _ in range(2)]
+        async with asyncio.timeout(10):
+            while value(await scrape(served), "octavo:prompt_tokens_total") < 2 * 40:
+                await asyncio.sleep(0.005)
+        for task in leaving:
+            task.cancel()
+        await asyncio.gather(*leaving, return_exceptions=True)
+        await served.idle()
+        left = await scrape(served)
+        served.executor.step_seconds = 0
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        # Together more than the 64 blocks hold.
+        usages = await asyncio.gather(ask(400), ask(300, n=2), ask(400, **options))
+        too_long = await served.client.post(
+            "/v1/completions", json={"prompt": "c", "max_tokens": 9999}
+        )
+        await served.idle()
+        end = await scrape(served)
+
+    def counted(name: str, **labels: str) -> float:
+        return value(end, f"octavo:{name}", **labels) - value(left, f"octavo:{name}", **labels)
+
+    assert too_long.status_code == 400
+    success = "octavo:request_success_total"
+    assert counted("request_success_total", finished_reason="length") == 3
+    assert value(end, success, finished_reason="abort") == 2
+    assert value(end, success, finished_reason="stop") == 0
+    assert value(end, success, finished_reason="error") == 0
+    assert value(end, "octavo:requests_rejected_total", reason="invalid") == 1
+    assert counted("num_preemptions_total") > 0
+    assert value(left, "octavo:prompt_tokens_total") == 2 * 40
+    assert counted("prompt_tokens_total") == sum(each["prompt_tokens"] for each in usages) == 120
+    made = [each["completion_tokens"] for each in usages]
+    assert counted("generation_tokens_total") == sum(made) == 400 + 2 * 300 + 400
+    hits = sum(each["prompt_tokens_details"]["cached_tokens"] for each in usages)
+    assert counted("prefix_cache_hits_total") == counted("prompt_tokens_cached_total") == hits > 0
+    for name in ("e2e_request_latency_seconds", "request_prompt_tokens", "request_params_n"):
+        assert counted(f"{name}_count") == 3 and value(end, f"octavo:{name}_count") == 5
+    assert counted("time_to_first_token_seconds_count") == 3
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+        assert value(end, f"octavo:{name}") == 0
 
 
 async def test_alerts_see_every_label_from_the_start(serve_app: ServeApp) -> None:
