@@ -170,12 +170,16 @@ def model_config_from_hf(config: Mapping[str, Any]) -> ModelConfig:
         return _read(model_type, keys)
     except ValidationError as error:
         problems = [
-            ": ".join((".".join(str(part) for part in item["loc"]), item["msg"])).removeprefix(": ")
+            _problem(".".join(map(str, item["loc"])), item["msg"].removeprefix("Value error, "))
             for item in error.errors()
         ]
         raise ValueError("; ".join(problems)) from None
     except TypeError as error:
         raise ValueError(f"a value is of the wrong type: {error}") from None
+
+
+def _problem(place: str, message: str) -> str:
+    return f"{place}: {message}" if place else message
 
 
 def _read(model_type: str, keys: Mapping[str, Any]) -> ModelConfig:

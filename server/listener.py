@@ -92,6 +92,12 @@ def describe(config: ServerConfig, listener: socket.socket) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
+def local_url(config: ServerConfig, listener: socket.socket) -> str:
+    """Return a URL that works on this machine, also for a socket on all of its addresses."""
+    url = describe(config, listener)
+    return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+
+
 def is_open_to_others(listener: socket.socket) -> bool:
     """Return whether other machines can reach the socket."""
     if listener.family == socket.AF_UNIX:

@@ -21,7 +21,7 @@ from octavo.server.app import create_app
 from octavo.server.auth import KeyStore
 from octavo.server.http_protocol import HttpProtocol
 from octavo.server.lifecycle import Phase
-from octavo.server.listener import describe, is_open_to_others
+from octavo.server.listener import describe, is_open_to_others, local_url
 from octavo.server.loaded_engine import Loader, load_engine
 from octavo.server.state import AppState, Serving
 from octavo.server.supervisor import Supervisor
@@ -160,7 +160,7 @@ class _Run:
 def _ready_message(config: ServerConfig, listener: socket.socket, serving: Serving) -> str:
     url = describe(config, listener)
     model = serving.model
-    target = url
+    target = local_url(config, listener)
     if url.startswith("unix:"):
         target = f"--unix-socket {url.removeprefix('unix:')} http://localhost"
     path, body = "/v1/chat/completions", '{"messages": [{"role": "user", "content": "Hello!"}]}'

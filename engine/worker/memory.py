@@ -118,11 +118,13 @@ def size_cache(cache: CacheConfig, max_model_len: int | None, demand: CacheDeman
             "A larger --kv-cache-memory-bytes or --num-gpu-blocks-override allows more"
         )
     if wanted > capacity:
+        overridden = cache.num_gpu_blocks_override is not None
         _logger.warning(
             "the context is limited to %d tokens, which is what the KV cache holds; the model "
-            "supports %d (a larger --kv-cache-memory-bytes allows more)",
+            "supports %d (a larger %s allows more)",
             capacity,
             demand.model_limit,
+            "--num-gpu-blocks-override" if overridden else "--kv-cache-memory-bytes",
         )
     return CacheSize(num_blocks, min(wanted, capacity))
 

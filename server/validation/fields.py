@@ -10,7 +10,7 @@ from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
 from octavo.engine.core.errors import InvalidRequestError
-from octavo.server.protocol.common import RequestBody
+from octavo.server.protocol.common import INT64_MAX, RequestBody
 from octavo.server.protocol.unsupported import check_unsupported
 from octavo.server.validation.json_body import parse_json_object, read_body
 
@@ -80,7 +80,7 @@ def validate_fields(model: type[Body], body: Mapping[str, Any]) -> Body:
     try:
         return model.model_validate(given)
     except ValidationError as error:
-        details = error.errors(include_url=False, include_input=False)[0]
+        details = error.errors(include_url=False)[0]
         raise _invalid_request(details) from None
 
 
@@ -97,6 +97,10 @@ def _invalid_request(details: ErrorDetails) -> InvalidRequestError:
         for name, value in details.get("ctx", {}).items()
     }
     text = _TEXTS.get(details["type"], "is not valid").format(**context)
+    given = details["input"]
+    if details["type"] == "int_type" and isinstance(given, float) and abs(given) > INT64_MAX:
+        # The JSON parser makes a float of an integer that is too large for its own.
+        text = "must be an integer of at most 64 bits"
     return InvalidRequestError(f"`{path}` {text}" if path else text, param)
 
 

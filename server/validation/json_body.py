@@ -1,5 +1,6 @@
 """Reading the raw body: content type and strict JSON."""
 
+import re
 from email.message import Message
 from typing import Any
 
@@ -15,6 +16,10 @@ from octavo.engine.core.errors import (
 MAX_DEPTH = 128
 """Most levels of arrays and objects; deeper bodies could exhaust the stack of a template."""
 
+_MAX_SEARCHED_CHARS = 1_000_000
+# The end of the text may cut a string off.
+_JSON_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|[{}\[\]:,]', re.DOTALL)
+_FIELD_NAME = re.compile(r"[A-Za-z_]\w{0,63}", re.ASCII)
 _UTF8_NAMES = {"utf-8", "utf8"}
 
 
@@ -50,8 +55,13 @@ def parse_json_object(raw: bytes) -> dict[str, Any]:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         # Only the position is told: the parser's own text is not ours to promise.
+        name = _field_at(error.doc, error.pos)
+        where = f"line {error.lineno}, column {error.colno}"
+        if name is None:
+            raise InvalidRequestError(f"The body is not valid JSON ({where})") from None
         raise InvalidRequestError(
-            f"The body is not valid JSON (line {error.lineno}, column {error.colno})"
+            f"`{name}` is not valid JSON ({where}); numbers must be finite and texts valid Unicode",
+            name,
         ) from None
     if not isinstance(body, dict):
         raise InvalidRequestError("The body must be a JSON object")
@@ -59,6 +69,26 @@ def parse_json_object(raw: bytes) -> dict[str, Any]:
     if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _depth_exceeds(body, MAX_DEPTH):
         raise InvalidRequestError(f"The body is nested more than {MAX_DEPTH} levels deep")
     return body
+
+
+def _field_at(text: str, position: int) -> str | None:
+    """Return the name of the top-level field whose value stands at `position`."""
+    if position > _MAX_SEARCHED_CHARS:
+        return None
+    depth, last, name = 0, "", None
+    for match in _JSON_TOKENS.finditer(text, 0, position):
+        match token := match[0]:
+            case "{" | "[":
+                depth += 1
+            case "}" | "]":
+                depth -= 1
+            case ":" if depth == 1:
+                name = last
+            case "," if depth == 1:
+                name = None
+            case _:
+                last = token.strip('"')
+    return name if name is not None and _FIELD_NAME.fullmatch(name) else None
 
 
 def _depth_exceeds(value: dict[str, Any], limit: int) -> bool:

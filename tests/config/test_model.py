@@ -202,3 +202,9 @@ def test_rope_keys_beside_and_inside_mean_the_same() -> None:
 def test_faults_are_named(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read(**keys)
+
+
+def test_a_contradiction_is_told_without_the_names_of_the_library() -> None:
+    with pytest.raises(ValueError, match="heads") as caught:
+        read(num_attention_heads=5, num_key_value_heads=3)
+    assert "Value error" not in str(caught.value)

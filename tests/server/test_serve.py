@@ -22,7 +22,7 @@ from octavo.config.engine import EngineConfig
 from octavo.config.server import ServerConfig
 from octavo.engine.core.errors import CheckpointError, ConfigurationError
 from octavo.server import listener, serve
-from octavo.server.listener import describe, is_open_to_others, open_listener
+from octavo.server.listener import describe, is_open_to_others, local_url, open_listener
 
 HELLO = [*byte_ids("hello"), token_id("<|eos|>")]
 ENDLESS = byte_ids("ab" * 300)
@@ -362,3 +362,12 @@ def test_sockets_that_cannot_be_served_stop_the_start(
     monkeypatch.setenv("LISTEN_FDS", count)
     with pytest.raises(ConfigurationError, match="handed down"):
         open_listener(ServerConfig(uds=uds))
+
+
+@pytest.mark.parametrize(
+    ("host", "url"), [("0.0.0.0", "http://127.0.0.1:"), ("::", "http://[::1]:")]
+)
+def test_the_url_to_try_works_on_this_machine(host: str, url: str) -> None:
+    config = ServerConfig(host=host, port=0)
+    with open_listener(config) as listener:
+        assert local_url(config, listener).startswith(url)

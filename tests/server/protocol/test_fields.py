@@ -9,6 +9,7 @@ from octavo.engine.core.errors import InvalidRequestError, RequestError, Unsuppo
 from octavo.server.protocol.chat import ChatCompletionRequest
 from octavo.server.protocol.completion import CompletionRequest
 from octavo.server.validation.fields import validate_fields
+from octavo.server.validation.json_body import parse_json_object
 
 USER = {"role": "user", "content": "hi"}
 
@@ -302,3 +303,12 @@ def test_unknown_fields_are_logged_once_per_name(caplog: pytest.LogCaptureFixtur
     assert [record.getMessage() for record in caplog.records] == [
         "Ignoring the unknown request field 'never_seen_before'"
     ]
+
+
+@pytest.mark.parametrize("field", ["seed", "n", "top_k", "max_tokens"])
+def test_an_integer_beyond_64_bits_is_said_to_be_one(field: str) -> None:
+    body = parse_json_object(b'{"%b": 1%b}' % (field.encode(), b"0" * 40))
+    with pytest.raises(InvalidRequestError) as caught:
+        completion(**body)
+    assert caught.value.param == field
+    assert "64 bits" in caught.value.message
