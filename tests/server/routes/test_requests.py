@@ -97,7 +97,7 @@ async def test_b02_numbers_that_are_not_finite(drawn: MakeSettings, path: str) -
             for value in (b"NaN", b"Infinity", b"-Infinity", b"1e999"):
                 base = json.dumps(body_of(path))[:-1].encode()
                 raw = base + b', "%b": %b}' % (name.encode(), value)
-                check_error(await server.post_raw(path, raw), 400)
+                check_error(await server.post_raw(path, raw), 400, name)
         assert await server.is_alive()
 
 
@@ -167,18 +167,21 @@ LONE = b'"\\ud800"'
 @pytest.mark.parametrize("streamed", [b"false", b"true"])
 async def test_b07_lone_surrogates(drawn: MakeSettings, streamed: bytes) -> None:
     chat_bodies = [
-        b'{"messages": [{"role": "user", "content": %b}]}',
-        b'{"messages": [{"role": "user", "content": [{"type": "text", "text": %b}]}]}',
-        b'{"messages": [{"role": "user", "content": "a", "name": %b}]}',
-        b'{"messages": [{"role": "user", "content": "a"}], "stop": %b}',
-        b'{"messages": [{"role": "user", "content": "a"}], "model": %b}',
-        b'{"messages": [{"role": "user", "content": "a"}], "tools": [%b]}',
+        ("messages", b'{"messages": [{"role": "user", "content": %b}]}'),
+        (
+            "messages",
+            b'{"messages": [{"role": "user", "content": [{"type": "text", "text": %b}]}]}',
+        ),
+        ("messages", b'{"messages": [{"role": "user", "content": "a", "name": %b}]}'),
+        ("stop", b'{"messages": [{"role": "user", "content": "a"}], "stop": %b}'),
+        ("model", b'{"messages": [{"role": "user", "content": "a"}], "model": %b}'),
+        ("tools", b'{"messages": [{"role": "user", "content": "a"}], "tools": [%b]}'),
     ]
     async with served(drawn()) as server:
-        for body in chat_bodies:
+        for param, body in chat_bodies:
             raw = (body % LONE)[:-1] + b', "stream": %b}' % streamed
-            check_error(await server.post_raw(CHAT, raw), 400)
-        check_error(await server.post_raw(COMPLETIONS, b'{"prompt": %b}' % LONE), 400)
+            check_error(await server.post_raw(CHAT, raw), 400, param)
+        check_error(await server.post_raw(COMPLETIONS, b'{"prompt": %b}' % LONE), 400, "prompt")
         # Inside the JSON text of arguments the escape comes out only in the template.
         call = {"function": {"name": "f", "arguments": '{"a": "\\ud800"}'}}
         turn = {"role": "assistant", "tool_calls": [call]}
