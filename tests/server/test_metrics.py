@@ -122,7 +122,7 @@ async def test_g07_counts_of_a_known_load(serve_app: ServeApp) -> None:
         await served.wait_for(Phase.READY)
 
         async def ask(tokens: int, **more: object) -> dict[str, int]:
-            body = {"prompt": "c" * 40, "max_tokens": tokens, "temperature": 0} | more
+            body = {"prompt": [99] * 40, "max_tokens": tokens, "temperature": 0} | more
             answer = await served.client.post("/v1/completions", json=body)
             assert answer.status_code == 200
             if not more.get("stream"):
