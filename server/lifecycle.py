@@ -6,7 +6,8 @@ from enum import StrEnum
 
 from octavo.engine.core.errors import EngineDeadError, NotReadyError
 
-_STARTING_RETRY_S = 5
+_STARTING_RETRY_S = 10
+_LONGEST_RETRY_S = 60
 _DRAINING_RETRY_S = 10
 
 
@@ -30,7 +31,7 @@ class Lifecycle:
         self._failure: str | None = None
         self._started = asyncio.Event()
         self._progress = "loading the model"
-        self._progress_since = time.monotonic()
+        self._begin = self._progress_since = time.monotonic()
 
     async def wait_until_started(self) -> Phase:
         """Wait for the end of the start, good or bad; returns the phase then."""
@@ -50,9 +51,11 @@ class Lifecycle:
     @property
     def retry_after(self) -> int | None:
         """Seconds after which to ask again; None where that would change nothing."""
-        return {Phase.STARTING: _STARTING_RETRY_S, Phase.DRAINING: _DRAINING_RETRY_S}.get(
-            self._phase
-        )
+        if self._phase is Phase.STARTING:
+            # Nobody knows how long a start takes: the longer it has, the longer it may still.
+            elapsed = int(time.monotonic() - self._begin)
+            return min(max(elapsed, _STARTING_RETRY_S), _LONGEST_RETRY_S)
+        return _DRAINING_RETRY_S if self._phase is Phase.DRAINING else None
 
     def report_progress(self, stage: str) -> None:
         """Note what the start is doing; what follows a colon tells how far that has come."""
@@ -95,7 +98,7 @@ class Lifecycle:
             raise NotReadyError(
                 f"The server is starting: {self.progress}",
                 "server_starting",
-                _STARTING_RETRY_S,
+                self.retry_after or _STARTING_RETRY_S,
             )
         if self._phase is Phase.DRAINING:
             raise NotReadyError("The server is shutting down", "server_draining", _DRAINING_RETRY_S)

@@ -65,3 +65,18 @@ def test_progress_within_a_stage_does_not_begin_it_anew(monkeypatch: pytest.Monk
 
     assert downloading == "downloading the model: 8 of 9 MB (7 s)"
     assert lifecycle.progress == "loading (0 s)"
+
+
+def test_a_long_start_is_asked_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    lifecycle = Lifecycle()
+    waits = []
+    for moment in (100.0, 125.0, 900.0):
+        now = moment
+        with pytest.raises(NotReadyError) as caught:
+            lifecycle.check()
+        waits.append(caught.value.retry_after)
+        assert lifecycle.retry_after == waits[-1]
+
+    assert waits == [10, 25, 60]

@@ -289,6 +289,22 @@ def test_g03_idle_connections_outlive_the_pools_of_clients() -> None:
     assert uvicorn_config.timeout_keep_alive == config.timeout_keep_alive == 120
 
 
+def test_g03_a_connection_is_used_again_until_its_idle_time_is_over(byte_bpe_dir: Path) -> None:
+    run = Run(byte_bpe_dir, ScriptedExecutor(HELLO), timeout_keep_alive=1)
+    request = b"GET /version HTTP/1.1\r\nHost: o\r\n\r\n"
+
+    def script(client: httpx.Client) -> None:
+        wait_until_ready(client)
+        address = (client.base_url.host, client.base_url.port)
+        with socket.create_connection(address, timeout=20) as connection:
+            for _ in range(2):
+                connection.sendall(request)
+                assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+            assert connection.recv(65536) == b""
+
+    assert run.run(script) == 0
+
+
 def test_bad_tls_files_stop_the_start(tmp_path: Path) -> None:
     (tmp_path / "pem").write_text("no certificate")
     path = str(tmp_path / "pem")
