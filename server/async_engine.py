@@ -38,6 +38,7 @@ from octavo.server.context import RequestContext, current_request
 from octavo.server.diagnostics import LastRequests, RequestTrace, describe_params
 from octavo.server.handoff import Handoff
 from octavo.server.metrics import RequestSummary, RequestTimes, ServerMetrics
+from octavo.server.time_limits import NO_LIMITS, TimeLimits
 
 logger = logging.getLogger(__name__)
 
@@ -80,27 +81,6 @@ class GenerateRequest:
     params: SamplingParams
     priority: int = 0
     cache_salt: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TimeLimits:
-    """Seconds from the arrival of a prompt at the engine; None is no limit.
-
-    `queue` ends at the prompt's first step, `total` at its last token.
-    """
-
-    queue: float | None = None
-    total: float | None = None
-
-    def deadline(self, arrival: float, waiting: bool, own_limit: float | None) -> float | None:
-        """Return the moment at which a prompt is given up, if it stays as it is.
-
-        `own_limit` is the client's; the shorter one of it and `total` counts.
-        """
-        limits = [limit for limit in (self.total, own_limit) if limit is not None]
-        if waiting and self.queue is not None:
-            limits.append(self.queue)
-        return arrival + min(limits) if limits else None
 
 
 @dataclass(slots=True)
@@ -157,7 +137,7 @@ class AsyncEngine:
         tokenizer: Tokenizer,
         metrics: ServerMetrics,
         on_dead: OnFatal,
-        limits: TimeLimits = TimeLimits(),
+        limits: TimeLimits = NO_LIMITS,
         log_requests: bool = False,
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -172,6 +152,7 @@ class AsyncEngine:
         self._backlog: deque[SequenceDelta] = deque()
         self._stats = EngineStats()
         self._failure: str | None = None
+        self._stopping = False
         self._num_waiting_tokens = 0
         self._last_requests = LastRequests()
         self._replies: set[asyncio.Future[Any]] = set()
@@ -181,9 +162,14 @@ class AsyncEngine:
         self._thread.start()
 
     async def shutdown(self, timeout: float) -> None:
-        """Stop the engine's thread; gives up waiting after `timeout` seconds."""
+        """Stop the engine's thread; gives up waiting after `timeout` seconds.
+
+        Questions that the thread has not answered end with NotReadyError.
+        """
         if self._failure is None:
+            self._stopping = True
             await asyncio.to_thread(self._thread.shutdown, timeout)
+            self._refuse_questions(_stopping())
 
     def step_seconds(self) -> float:
         """Seconds that the running step has taken so far; 0 between steps."""
@@ -265,14 +251,16 @@ class AsyncEngine:
     async def reset_prefix_cache(self) -> bool:
         """Forget all blocks kept for reuse; False, with nothing done, while any is in use.
 
-        Raises EngineDeadError, also when the engine dies before it answers.
+        Raises EngineDeadError or, while the engine is being stopped, NotReadyError, also when it
+        ends before it answers.
         """
         return await self._ask(ResetPrefixCache)
 
     async def block_map(self) -> BlockMap:
         """Return a picture of the block pool between two steps.
 
-        Raises EngineDeadError, also when the engine dies before it answers.
+        Raises EngineDeadError or, while the engine is being stopped, NotReadyError, also when it
+        ends before it answers.
         """
         return await self._ask(TakeBlockMap)
 
@@ -280,6 +268,8 @@ class AsyncEngine:
         """Post the message that `question` makes of where its answer goes, and wait for it."""
         if self._failure is not None:
             raise _dead()
+        if self._stopping:
+            raise _stopping()
         answer: asyncio.Future[Answer] = self._loop.create_future()
         self._replies.add(answer)
         answer.add_done_callback(self._replies.discard)
@@ -371,11 +361,14 @@ class AsyncEngine:
         for stream in self._streams.values():
             # What the last steps gave may still be on its way to it.
             stream.fail(_dead())
+        self._refuse_questions(_dead())
+        self._on_dead(reason)
+
+    def _refuse_questions(self, error: OctavoError) -> None:
         for answer in self._replies:
             # The engine's last answer may have come just before its end.
             if not answer.done():
-                answer.set_exception(_dead())
-        self._on_dead(reason)
+                answer.set_exception(error)
 
     def _on_step(self, deltas: list[SequenceDelta], stats: EngineStats) -> None:
         if stats.num_steps > self._stats.num_steps:
@@ -470,6 +463,10 @@ def _resolve(answer: asyncio.Future[Answer], value: Answer) -> None:
 
 def _dead() -> EngineDeadError:
     return EngineDeadError("The engine has failed and serves no more requests")
+
+
+def _stopping() -> NotReadyError:
+    return NotReadyError("The server is shutting down", "server_draining", retry_after=10)
 
 
 def _summary(stream: _Stream) -> RequestSummary:

@@ -11,11 +11,12 @@ from typing import TypeVar
 from octavo.config.engine import EngineConfig
 from octavo.config.server import ServerConfig
 from octavo.engine.core.errors import ConfigurationError, NotReadyError
-from octavo.server.async_engine import AsyncEngine, TimeLimits
+from octavo.server.async_engine import AsyncEngine
 from octavo.server.diagnostics import thread_stack
 from octavo.server.loaded_engine import LoadedEngine, Loader
 from octavo.server.profiling import Profiler
 from octavo.server.state import AppState, build_serving
+from octavo.server.time_limits import TimeLimits
 
 logger = logging.getLogger(__name__)
 

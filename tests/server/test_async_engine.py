@@ -28,8 +28,9 @@ from octavo.engine.engine_loop import Heartbeat
 from octavo.engine.output_processor import ChoiceOutput, ProcessedOutputs
 from octavo.engine.tokenizer import Tokenizer
 from octavo.server import async_engine
-from octavo.server.async_engine import AsyncEngine, GenerateRequest, OnFatal, OnStep, TimeLimits
+from octavo.server.async_engine import AsyncEngine, GenerateRequest, OnFatal, OnStep
 from octavo.server.metrics import ServerMetrics
+from octavo.server.time_limits import TimeLimits
 
 EOS = token_id("<|eos|>")
 HELLO = [*byte_ids("hello"), EOS]
@@ -327,6 +328,24 @@ async def test_an_answer_just_before_the_end_does_not_hide_the_end(byte_bpe_dir:
 
     assert await engine.reset_prefix_cache()
     assert deaths == ["broken"]
+
+
+async def test_a_question_during_the_shutdown_is_answered(rig: Open) -> None:
+    async with rig(ENDLESS) as r:
+        r.executor.gate.clear()
+        stream = asyncio.create_task(r.outputs(r.request()))
+        while not r.engine.step_seconds():
+            await asyncio.sleep(0.001)
+        question = asyncio.create_task(r.engine.reset_prefix_cache())
+        await asyncio.sleep(0)
+        async with asyncio.timeout(5):
+            await r.engine.shutdown(0.05)
+            for waiting in (question, r.engine.reset_prefix_cache(), r.engine.block_map()):
+                with pytest.raises(NotReadyError):
+                    await waiting
+        r.executor.gate.set()
+        with pytest.raises(RequestFailedError):
+            await stream
 
 
 @pytest.mark.parametrize("with_backlog", [False, True])
