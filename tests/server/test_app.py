@@ -298,6 +298,28 @@ async def test_request_timeout_is_408(serve_app: ServeApp) -> None:
     assert answer.headers["x-should-retry"] == "false"
 
 
+@pytest.mark.parametrize(
+    ("limit", "code"), [("request_timeout", "request_timeout"), ("queue_timeout", "queue_timeout")]
+)
+async def test_a_stream_that_has_begun_is_told_of_its_time_limit(
+    serve_app: ServeApp, limit: str, code: str
+) -> None:
+    # The comment sends the headers while the request still waits.
+    async with serve_app(ENDLESS, sse_keep_alive=0.02, **{limit: 0.3}) as served:
+        await served.wait_for(Phase.READY)
+        served.executor.step_seconds = 0.01
+        if limit == "queue_timeout":
+            served.executor.gate.clear()
+        answer = await complete(served, max_tokens=400, stream=True)
+        served.executor.gate.set()
+        await served.idle()
+
+    assert answer.status_code == 200
+    *before, last = answer.text.strip().split("\n\n")
+    assert before and json.loads(last.removeprefix("data: "))["error"]["code"] == code
+    assert "[DONE]" not in answer.text and '"finish_reason":"' not in answer.text
+
+
 async def test_a_request_that_waited_too_long_is_503_and_no_refusal(serve_app: ServeApp) -> None:
     async with serve_app(HELLO, queue_timeout=0.05) as served:
         await served.wait_for(Phase.READY)
