@@ -22,7 +22,7 @@ COMMANDS: Mapping[str, _Command] = {
     "complete": _Command(
         "octavo.server.terminal.commands", "complete", "Continue a text on a running server."
     ),
-    "bench": _Command("octavo.loadtest.cli", "bench", "Measure a running server."),
+    "bench": _Command("octavo.loadtest.cli", "bench", "Measure servers, the engine, its kernels."),
     "top": _Command("octavo.server.top.commands", "top", "Watch a running server."),
     "blocks": _Command(
         "octavo.server.blocks.commands", "blocks", "Draw the block pool of a running server."
