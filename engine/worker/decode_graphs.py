@@ -16,8 +16,6 @@ from octavo.engine.worker.device_stream import DeviceStream, Work
 from octavo.engine.worker.packed_step import StepInputs, StepShape, num_words, padding
 
 MAX_GRAPH_ROWS = 512
-_SHORT_CONTEXT = 2048
-_CONTEXT_GROWTH = 4
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
@@ -30,17 +28,7 @@ def graph_sizes(max_num_seqs: int) -> list[int]:
     return [size for size in sizes if size < most] + [most]
 
 
-def context_bounds(max_model_len: int) -> list[int]:
-    """Upper bounds on the tokens of a sequence, growing fourfold, the last `max_model_len`."""
-    bounds = []
-    bound = _SHORT_CONTEXT
-    while bound < max_model_len:
-        bounds.append(bound)
-        bound *= _CONTEXT_GROWTH
-    return [*bounds, max_model_len]
-
-
-def _wanted(sizes: list[int], bounds: list[int]) -> Iterator[tuple[int, int]]:
+def wanted_graphs(sizes: list[int], bounds: list[int]) -> Iterator[tuple[int, int]]:
     """(rows, context) of the graphs, the largest first: the others then fit into its memory.
 
     Long contexts get every power of two only: a step over them takes longer than padding costs.
@@ -87,7 +75,7 @@ class DecodeGraphs:
         ids = torch.zeros(largest, dtype=torch.int64).to(device)
         self._graphs = {
             (size, bound): self._capture(stream, step, size, bound, (logits[:size], ids[:size]))
-            for size, bound in _wanted(sizes, bounds)
+            for size, bound in wanted_graphs(sizes, bounds)
         }
 
     def __len__(self) -> int:
@@ -97,7 +85,6 @@ class DecodeGraphs:
     def take(self, words: Tensor) -> None:
         """Brings a step to where the graphs read it, if it had to be uploaded elsewhere."""
         if words.data_ptr() != self.staging.data_ptr():
-            count = self.staging.shape[0]
             self.staging.copy_(words[: self.staging.shape[0]])
 
     def find(self, count: int, longest: int) -> DecodeGraph | None:

@@ -5,7 +5,6 @@ a step can be launched before the results of the one before are there.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from octavo.engine.core.scheduler_output import SchedulerOutput
 from octavo.engine.worker.batch_state import BatchState
 from octavo.engine.worker.decode_graphs import DecodeGraph, DecodeGraphs
 from octavo.engine.worker.device_results import DeviceResults, StepResults
-from octavo.engine.worker.device_step import DeviceRows, DeviceStep, Longest
+from octavo.engine.worker.device_step import Bounds, DeviceRows, DeviceStep
 from octavo.engine.worker.device_stream import DeviceStream
 from octavo.engine.worker.input_batch import DrawBatch, StepRows, draw_batch, step_rows
 from octavo.engine.worker.kv_cache import KVCache
@@ -30,19 +29,8 @@ from octavo.engine.worker.row_updates import RowUpdates
 Wait = Callable[[], ModelOutput]
 
 
-@dataclass(frozen=True, slots=True)
-class GraphPlan:
-    """Which decode steps are recorded: numbers of rows, and bounds on the context."""
-
-    sizes: list[int]
-    bounds: list[int]
-
-
 class DeviceRunner:
-    """Holds the model, the cache and the rows of running sequences. One thread uses it.
-
-    `fixed_query_len` makes prompts use the same kernels whatever else is in the step.
-    """
+    """Holds the model, the cache and the rows of running sequences. One thread uses it."""
 
     def __init__(
         self,
@@ -50,12 +38,12 @@ class DeviceRunner:
         kv_cache: KVCache,
         limits: RunnerLimits,
         stream: DeviceStream,
-        fixed_query_len: int | None = None,
+        bounds: Bounds,
     ) -> None:
         self._kv_cache = kv_cache
         self.limits = limits
         self._stream = stream
-        self._fixed_query_len = fixed_query_len
+        self._bounds = bounds
         self._state = BatchState(
             limits.max_num_seqs,
             limits.max_model_len,
@@ -91,10 +79,13 @@ class DeviceRunner:
         self._stream.synchronize()
 
     @torch.inference_mode()
-    def record(self, plan: GraphPlan) -> int:
-        """Records decode steps; returns the number of graphs. No sequence may be running."""
+    def record(self, sizes: list[int]) -> int:
+        """Records decode steps of so many rows; returns the number of graphs.
+
+        No sequence may be running.
+        """
         self._graphs = DecodeGraphs(
-            self._stream, self._step, plan.sizes, plan.bounds, self.limits.vocab_size
+            self._stream, self._step, sizes, self._bounds.seq_lens, self.limits.vocab_size
         )
         return len(self._graphs)
 
@@ -152,10 +143,9 @@ class DeviceRunner:
         graphs = self._graphs
         staging = self._no_staging if graphs is None else graphs.staging
         target = self._stream.upload(words, staging)
-        query_len = int(step.num_tokens.max())
-        if query_len > 1 and self._fixed_query_len is not None:
-            query_len = self._fixed_query_len
-        longest = Longest(query_len, int((step.first + step.num_tokens).max()))
+        longest = self._bounds.of(
+            int(step.num_tokens.max()), int((step.first + step.num_tokens).max())
+        )
 
         def forward() -> None:
             inputs = results.inputs = StepInputs.of(target, shape)

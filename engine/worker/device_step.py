@@ -12,13 +12,46 @@ from octavo.kernels import ops
 from octavo.kernels.sampling_args import SamplingFilters
 from octavo.kernels.seeded_args import SeededDraws
 
+_SHORT_CONTEXT = 2048
+_CONTEXT_GROWTH = 4
+_QUERY_LENS = (1, 8, 64)
+
 
 @dataclass(frozen=True, slots=True)
 class Longest:
-    """Host-side bounds that decide which kernels run, and how many programs of them."""
+    """Upper bounds that decide which kernels run, and how many programs of them."""
 
     query_len: int
     seq_len: int
+
+
+def context_bounds(max_model_len: int) -> list[int]:
+    """Upper bounds on the tokens of a sequence, growing fourfold, the last `max_model_len`."""
+    bounds = []
+    bound = _SHORT_CONTEXT
+    while bound < max_model_len:
+        bounds.append(bound)
+        bound *= _CONTEXT_GROWTH
+    return [*bounds, max_model_len]
+
+
+class Bounds:
+    """Takes the lengths of a step to a few values, so that a few variants of kernels serve all.
+
+    With `fixed` every prompt uses the kernels of the longest one, whatever else is in the step.
+    """
+
+    def __init__(self, max_query_len: int, max_model_len: int, fixed: bool = False) -> None:
+        between = () if fixed else tuple(n for n in _QUERY_LENS[1:] if n < max_query_len)
+        self.query_lens = (1, *between, max_query_len)
+        self.seq_lens = context_bounds(max_model_len)
+
+    def of(self, query_len: int, seq_len: int) -> Longest:
+        """The smallest bounds that hold for a step."""
+        return Longest(
+            next(bound for bound in self.query_lens if bound >= query_len),
+            next(bound for bound in self.seq_lens if bound >= seq_len),
+        )
 
 
 class DeviceRows:

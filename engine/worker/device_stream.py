@@ -39,7 +39,7 @@ class DeviceStream(Protocol):
         changes later."""
 
     def download(self, sources: Callable[[], Sequence[Tensor]]) -> Download:
-        """Copies tensors to the host; `sources` is called by the device when their turn has come."""
+        """Copies tensors to the host; the device calls `sources` when their turn has come."""
 
     def capture(self, work: Work) -> Work:
         """Records `work` and returns what repeats it: the same kernels on the same memory."""

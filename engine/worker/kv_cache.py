@@ -59,19 +59,34 @@ class KVCache:
 
     def swap_out(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copies blocks (source, destination) to host memory, in every layer."""
-        for cache, host in zip(self.layers, self._host_layers, strict=False) if copies else ():
-            _copy_each(cache, host, copies)
+        self._swap(self.layers, self._host_layers, copies)
 
     def swap_in(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copies blocks (source, destination) back from host memory, in every layer."""
-        for cache, host in zip(self.layers, self._host_layers, strict=False) if copies else ():
-            _copy_each(host, cache, copies)
+        self._swap(self._host_layers, self.layers, copies)
+
+    def _swap(
+        self,
+        sources: Sequence[LayerKVCache],
+        targets: Sequence[LayerKVCache],
+        copies: Sequence[tuple[int, int]],
+    ) -> None:
+        # On a GPU the copies run in the order of its stream, and only the stream touches the blocks
+        # in pinned memory, so nobody has to wait for them.
+        if not copies:
+            return
+        pairs = torch.tensor(copies, dtype=torch.int64, device=self._device).T.contiguous()
+        origins, destinations = pairs
+        for source, target in zip(sources, targets, strict=True):
+            ops.swap_blocks(source.key, target.key, origins, destinations)
+            ops.swap_blocks(source.value, target.value, origins, destinations)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copies blocks (source, destination) in every layer; all reads come before all writes."""
         if not copies:
             return
-        source, destination = torch.tensor(copies, dtype=torch.int64, device=self._device).T
+        pairs = torch.tensor(copies, dtype=torch.int64, device=self._device).T.contiguous()
+        source, destination = pairs
         for layer in self.layers:
             ops.copy_blocks(layer.key, layer.value, source, destination)
 
@@ -91,13 +106,3 @@ def _host_zeros(layout: KVCacheLayout, device: torch.device) -> Tensor:
     if device.type == "cpu":
         return _zeros(layout, device)
     return torch.zeros(layout.shape, dtype=layout.dtype, pin_memory=True)
-
-
-def _copy_each(
-    source: LayerKVCache, target: LayerKVCache, copies: Sequence[tuple[int, int]]
-) -> None:
-    # On a GPU the copies run in the order of its stream, and only the stream touches the blocks in
-    # pinned memory, so nobody has to wait for them.
-    for origin, destination in copies:
-        target.key[destination].copy_(source.key[origin], non_blocking=True)
-        target.value[destination].copy_(source.value[origin], non_blocking=True)

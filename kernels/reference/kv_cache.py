@@ -1,6 +1,6 @@
 """Writes and copies within the paged cache."""
 
-from torch import Tensor
+from torch import Tensor, uint8
 
 
 def write_kv_cache(
@@ -29,5 +29,6 @@ def swap_blocks(source: Tensor, target: Tensor, source_ids: Tensor, target_ids: 
     Caches are [blocks, ...] with blocks of one shape and dtype and may be on different devices;
     ids are int64, and `target_ids` holds none twice.
     """
-    blocks = source[source_ids.to(source.device)]
-    target[target_ids.to(target.device)] = blocks.to(target.device)
+    # As bytes: e4m3 has no such operations on CPU.
+    blocks = source.view(uint8).index_select(0, source_ids.to(source.device))
+    target.view(uint8).index_copy_(0, target_ids.to(target.device), blocks.to(target.device))

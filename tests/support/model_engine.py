@@ -19,7 +19,8 @@ from octavo.engine.core.sampling_params import SamplingParams
 from octavo.engine.core.scheduler_output import SchedulerOutput
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.models.decoder import CausalLM
-from octavo.engine.worker.device_runner import DeviceRunner, GraphPlan
+from octavo.engine.worker.device_runner import DeviceRunner
+from octavo.engine.worker.device_step import Bounds
 from octavo.engine.worker.kv_cache import KVCache
 from octavo.engine.worker.language_model import RunnerLimits
 from octavo.engine.worker.model_runner import ModelRunner
@@ -102,9 +103,10 @@ class ModelEngine:
         if stream is None:
             runner = ModelRunner(model, kv_cache, runner_limits, CPU)
         else:
-            runner = DeviceRunner(model, kv_cache, runner_limits, stream)
+            bounds = Bounds(self.limits.max_num_batched_tokens, self.limits.max_model_len)
+            runner = DeviceRunner(model, kv_cache, runner_limits, stream, bounds)
             if graphs:
-                runner.record(GraphPlan(list(graphs), [self.limits.max_model_len]))
+                runner.record(list(graphs))
         self.executor = RunnerExecutor(runner, kv_cache)
         config = EngineConfig(
             cache=CacheConfig(block_size=block_size, **(cache or {})),

@@ -13,7 +13,8 @@ from torch import Tensor
 from octavo.engine.attention.metadata import ForwardBatch
 from octavo.engine.core.limits import HostMemory
 from octavo.engine.models.decoder import CausalLM
-from octavo.engine.worker.decode_graphs import context_bounds, graph_sizes
+from octavo.engine.worker.decode_graphs import graph_sizes
+from octavo.engine.worker.device_step import Bounds, Longest, context_bounds
 from octavo.engine.worker.sampler import NOT_FINITE
 
 V = 61
@@ -228,3 +229,11 @@ def test_sizes_of_graphs_are_fine_for_few_rows_and_end_at_the_limit() -> None:
     assert graph_sizes(1024)[-3:] == [480, 496, 512]
     assert context_bounds(1000) == [1000]
     assert context_bounds(131072) == [2048, 8192, 32768, 131072]
+
+
+def test_lengths_of_steps_are_taken_to_a_few_bounds() -> None:
+    bounds = Bounds(512, 5000)
+    assert bounds.of(1, 1) == Longest(1, 2048)
+    assert bounds.of(2, 2049) == Longest(8, 5000)
+    assert bounds.of(65, 2048) == Longest(512, 2048)
+    assert Bounds(512, 5000, fixed=True).of(2, 9) == Longest(512, 2048)
