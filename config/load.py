@@ -42,6 +42,13 @@ class LoadConfig(ConfigModel):
         description="How to read the weights. For measuring only: dummy makes random ones, and "
         "null runs no model at all, so that every step ends at once.",
     )
+    null_step_ms: float = Field(
+        default=0,
+        ge=0,
+        description="For measuring only: with --load-format null each step ends when the "
+        "machine's monotonic clock shows a multiple of this many ms, so that a client can tell "
+        "what comes later; 0 is at once.",
+    )
     max_model_len: int | None = Field(
         default=None,
         ge=1,

@@ -90,14 +90,26 @@ def _save(report: Report, options: BenchOptions) -> Path:
 @click.option("--streams", default=32, show_default=True, help="Streams side by side.")
 @click.option("--output-len", default=500, show_default=True, help="Tokens of each stream.")
 @click.option("--rounds", default=5, show_default=True, help="Repetitions; each gives a line.")
+@click.option(
+    "--step-ms",
+    default=20.0,
+    show_default=True,
+    help="Step time of the model for the line on added latency; 0 leaves it out.",
+)
 @click.argument("serve_args", nargs=-1, metavar="[MODEL] [-- SERVE FLAGS]")
 def overhead(
-    endpoint: str, streams: int, output_len: int, rounds: int, serve_args: tuple[str, ...]
+    endpoint: str,
+    streams: int,
+    output_len: int,
+    rounds: int,
+    step_ms: float,
+    serve_args: tuple[str, ...],
 ) -> None:
     """Measure all that is not the model: HTTP, templates, text and JSON per streamed token.
 
     Starts a server of its own without a model (tokenizer and template are those of MODEL) and
-    gives it one processor core; needs Linux.
+    gives it one processor core; needs Linux. First its steps end at once: how many tokens a second
+    can be streamed. Then each takes --step-ms: how much later than its end a token arrives.
     """
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[-1]})
@@ -108,5 +120,11 @@ def overhead(
                 result = measure_overhead(port, pid, endpoint, streams, output_len)
                 if number:
                     click.echo(result.render())
+        if step_ms > 0:
+            paced = (*serve_args, "--null-step-ms", str(step_ms))
+            with null_server(paced, cores[0]) as (port, pid):
+                measure_overhead(port, pid, endpoint, streams, output_len)
+                result = measure_overhead(port, pid, endpoint, streams, output_len)
+                click.echo(result.render_added(step_ms / 1000, output_len))
     except ServerError as error:
         raise click.ClickException(str(error)) from error

@@ -1,7 +1,9 @@
 """What everything around the model costs: HTTP, templates, text and JSON, per streamed token.
 
 A server without a model (`octavo serve --load-format null`) gets one processor core, and this
-client another. Many streams then run as fast as that core lets them.
+client another. Many streams then run as fast as that core lets them, which gives the throughput.
+With `--null-step-ms` its steps end when the clock that both share shows a multiple of the step
+time. What the clock shows beyond a multiple when a token arrives is the latency added to it.
 """
 
 import os
@@ -36,6 +38,7 @@ class Overhead:
     server_cpu: float = 0.0
     ttfts: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)  # between two reads of a stream with events
+    arrivals: list[float] = field(default_factory=list)  # of reads with events, monotonic clock
 
     def render(self) -> str:
         """One line of figures."""
@@ -46,6 +49,20 @@ class Overhead:
             f"({self.server_cpu / self.num_tokens * 1e6:.0f} us/token); gap between events "
             f"{median:.2f} ms median, {p99:.2f} ms P99; first token "
             f"{np.median(self.ttfts) * 1000:.1f} ms median"
+        )
+
+    def render_added(self, step: float, num_steps: int) -> str:
+        """One line on a round whose steps ended at multiples of `step` seconds.
+
+        A latency above the step time counts as less, but then the server loses pace.
+        """
+        added = np.mod(self.arrivals, step) * 1000
+        median, p99 = np.percentile(added, (50, 99))
+        rate = self.num_tokens / num_steps / step
+        return (
+            f"added latency at {rate:,.0f} tokens/s in steps of {step * 1000:g} ms: "
+            f"{median:.2f} ms median, {p99:.2f} ms P99, {added.max():.2f} ms at most; "
+            f"pace kept to {num_steps * step / self.duration:.1%}"
         )
 
 
@@ -114,7 +131,7 @@ def measure(port: int, pid: int, path: str, num_streams: int, num_tokens: int) -
     request = request_bytes(path, num_tokens)
     streams: dict[int, socket.socket] = {}
     poll = select.epoll()
-    cpu, begin = _cpu_seconds(pid), time.perf_counter()
+    cpu, begin = _cpu_seconds(pid), time.monotonic()
     for _ in range(num_streams):
         stream = socket.create_connection(("127.0.0.1", port))
         stream.sendall(request)
@@ -124,7 +141,7 @@ def measure(port: int, pid: int, path: str, num_streams: int, num_tokens: int) -
     while streams:
         for descriptor, _ in poll.poll():
             data = streams[descriptor].recv(_CHUNK)
-            now = time.perf_counter()
+            now = time.monotonic()
             if not data:
                 poll.unregister(descriptor)
                 streams.pop(descriptor).close()
@@ -134,7 +151,8 @@ def measure(port: int, pid: int, path: str, num_streams: int, num_tokens: int) -
                 elif len(streams) == len(last) == num_streams:
                     result.gaps.append(now - last[descriptor])
                 last[descriptor] = now
-    result.duration = time.perf_counter() - begin
+                result.arrivals.append(now)
+    result.duration = time.monotonic() - begin
     result.server_cpu = _cpu_seconds(pid) - cpu
     poll.close()
     if len(last) < num_streams or not result.gaps:

@@ -1,5 +1,6 @@
 """The executor without a model: what is left to measure is everything around it."""
 
+import time
 from itertools import cycle
 
 from octavo.config.engine import EngineConfig
@@ -10,7 +11,9 @@ from octavo.engine.worker.memory import check_context, resolve_device, resolve_s
 
 
 class NullExecutor:
-    """Gives each sequence a token per step at once, whatever was asked; never log-probabilities.
+    """Gives each sequence a token per step, whatever was asked; never log-probabilities.
+
+    A step ends at once, or with `--null-step-ms` when the clock shows a multiple of it.
 
     The tokens walk through the vocabulary and leave out those that end a text, so an answer is as
     long as its max_tokens. The cache exists as numbers of blocks only.
@@ -25,6 +28,7 @@ class NullExecutor:
         self.max_model_len = config.load.max_model_len or facts.max_model_len
         blocks_each = -(-self.max_model_len // config.cache.block_size)
         self.num_blocks = config.cache.num_gpu_blocks_override or self.max_num_seqs * blocks_each
+        self._step_s = config.load.null_step_ms / 1000
         ends = frozenset(facts.eos_token_ids)
         self._tokens = cycle([(i,) for i in range(facts.vocab_size) if i not in ends])
 
@@ -36,6 +40,8 @@ class NullExecutor:
                 sampled[item.seq_id] = next(self._tokens)
                 for fork in item.forks:
                     sampled[fork.seq_id] = next(self._tokens)
+        if self._step_s > 0:
+            time.sleep(self._step_s - time.monotonic() % self._step_s)
         return ModelOutput(sampled)
 
     def shutdown(self) -> None:

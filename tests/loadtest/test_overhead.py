@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from octavo.loadtest.client import ServerError
-from octavo.loadtest.overhead import measure, request_bytes
+from octavo.loadtest.overhead import Overhead, measure, request_bytes
 
 
 @pytest.fixture(params=[3, 0])
@@ -57,3 +57,11 @@ def test_the_request_is_whole(path: str) -> None:
     body = orjson.loads(content)
     assert (body["max_tokens"], body["stream"]) == (7, True)
     assert ("messages" in body) == path.endswith("chat/completions")
+
+
+def test_added_latency_is_what_the_clock_shows_beyond_a_step() -> None:
+    result = Overhead(num_tokens=40, duration=0.25, arrivals=[0.021, 0.042, 0.063, 0.084])
+    line = result.render_added(step=0.02, num_steps=10)
+    assert "at 200 tokens/s in steps of 20 ms: 2.50 ms median" in line
+    assert "3.97 ms P99, 4.00 ms at most" in line
+    assert "pace kept to 80.0%" in line

@@ -1,6 +1,9 @@
 """The executor without a model."""
 
+import time
 from pathlib import Path
+
+import pytest
 
 from octavo.config.engine import EngineConfig
 from octavo.config.load import LoadConfig
@@ -26,3 +29,15 @@ def test_tokens_never_end_a_text_and_every_choice_gets_one(random_llama_dir: Pat
         drawn |= {token_id for (token_id,) in output.sampled.values()}
     assert drawn == set(range(facts.vocab_size)) - set(facts.eos_token_ids)
     assert executor.num_blocks * config.cache.block_size >= executor.max_model_len
+
+
+def test_steps_end_with_the_clock(random_llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = LoadConfig(model=str(random_llama_dir), load_format="null", null_step_ms=20)
+    checkpoint = resolve_checkpoint(load)
+    assert isinstance(checkpoint, Checkpoint)
+    executor = NullExecutor(EngineConfig(load=load), checkpoint.model_config)
+    slept: list[float] = []
+    monkeypatch.setattr(time, "monotonic", lambda: 7.013)
+    monkeypatch.setattr(time, "sleep", slept.append)
+    executor.execute_model(SchedulerOutput(0, (), (), (), ()))
+    assert slept == pytest.approx([0.007])
