@@ -47,6 +47,9 @@ Answer = TypeVar("Answer")
 # Deltas turned into text before other tasks of the event loop get a turn.
 _SLICE = 64
 
+# Deltas that may wait for the event loop before the engine waits for it in earnest.
+_MAX_BACKLOG = 2048
+
 OnStep = Callable[[list[SequenceDelta], EngineStats], None]
 OnFatal = Callable[[str], None]
 
@@ -349,7 +352,7 @@ class AsyncEngine:
     def _step_from_thread(self, deltas: list[SequenceDelta], stats: EngineStats) -> None:
         # RuntimeError: the event loop is closed, so nobody waits for these any more.
         with contextlib.suppress(RuntimeError):
-            self._handoff.wait()
+            self._handoff.wait(has_backlog=len(self._backlog) > _MAX_BACKLOG)
             self._loop.call_soon_threadsafe(self._on_step, deltas, stats)
 
     def _fatal_from_thread(self, reason: str) -> None:

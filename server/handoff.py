@@ -4,6 +4,7 @@ import asyncio
 import threading
 
 _LONGEST_WAIT_S = 0.02
+_LONGEST_WAIT_FOR_BACKLOG_S = 1.0
 _NUM_TURNS = 4
 """Rounds of the event loop from the outputs of a step to the last byte of them."""
 
@@ -21,9 +22,13 @@ class Handoff:
         self._free = threading.Event()
         self._free.set()
 
-    def wait(self) -> None:
-        """Take the turn, in the engine's thread; after a short while also from a busy loop."""
-        self._free.wait(_LONGEST_WAIT_S)
+    def wait(self, has_backlog: bool = False) -> None:
+        """Take the turn, in the engine's thread; after a short while also from a busy loop.
+
+        With a backlog the engine waits longer: running further ahead would only let memory and the
+        delay of every stream grow.
+        """
+        self._free.wait(_LONGEST_WAIT_FOR_BACKLOG_S if has_backlog else _LONGEST_WAIT_S)
         self._free.clear()
 
     def release(self, turns: int = _NUM_TURNS) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -369,6 +370,28 @@ async def test_a_fault_between_engine_and_streams_is_the_engines_end(
         assert r.deaths == ["KeyError: 'lost'"]
         with pytest.raises(EngineDeadError):
             await r.outputs(r.request())
+
+
+async def test_the_engine_does_not_run_far_ahead_of_a_slow_event_loop(
+    rig: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(async_engine, "_SLICE", 1)
+    monkeypatch.setattr(async_engine, "_MAX_BACKLOG", 16)
+    longest = 0
+    async with rig(ENDLESS) as r:
+        process = r.engine._processor.process
+
+        def slow(deltas: Iterable[SequenceDelta]) -> ProcessedOutputs:
+            nonlocal longest
+            longest = max(longest, len(r.engine._backlog))
+            time.sleep(0.005)
+            return process(deltas)
+
+        monkeypatch.setattr(r.engine._processor, "process", slow)
+        await asyncio.gather(*(r.outputs(r.request(max_tokens=40)) for _ in range(8)))
+
+    # What is above the limit, and the steps that were under way: of 320 deltas in all.
+    assert longest < 100
 
 
 async def test_all_requests_can_be_ended_with_a_reason(rig: Open) -> None:
