@@ -131,11 +131,11 @@ class Comparison:
     def _table(self, figure: Figure) -> str:
         rows = [
             [
-                workload,
+                f"{number}. {workload}",
                 *(_spread(self.values(name, workload, figure), "") for name in self._servers),
                 *(_spread(self.ratios(name, workload, figure), "x") for name in self._servers[1:]),
             ]
-            for workload in self._workloads
+            for number, workload in enumerate(self._workloads, start=1)
         ]
         against = [f"{self._servers[0]} against {peer}" for peer in self._servers[1:]]
         return table(["", *self._servers, *against], rows)

@@ -42,7 +42,8 @@ class Axis:
         """Round values within the range, some four to eight of them."""
         if self.log:
             first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
-            steps = (1, 2, 5) if last - first <= 3 else (1,)
+            decades = math.log10(self.high / self.low)
+            steps = range(1, 10) if decades < 1 else (1, 2, 5) if decades <= 3 else (1,)
             values = [step * 10.0**power for power in range(first, last + 1) for step in steps]
         else:
             step = 10.0 ** math.floor(math.log10((self.high - self.low) / 4))
