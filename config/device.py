@@ -20,6 +20,14 @@ class DeviceConfig(ConfigModel):
         description="Threads of a step on CPU; auto uses every core while that is faster than one.",
     )
 
+    enforce_eager: bool = Field(
+        default=False, description="Run decode steps kernel by kernel, not as CUDA graphs."
+    )
+    deterministic: bool = Field(
+        default=False,
+        description="On a GPU, make results independent of what else is in a step, at a cost.",
+    )
+
     @property
     def num_cpu_threads(self) -> int | None:
         """Threads of a step on CPU; None leaves the choice to the kernels."""

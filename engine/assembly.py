@@ -6,6 +6,7 @@ from octavo.config.engine import EngineConfig
 from octavo.engine.core.limits import EngineLimits, HostMemory
 from octavo.engine.executor.encoder import EncoderExecutor
 from octavo.engine.executor.null import NullExecutor
+from octavo.engine.executor.profiled import Launch, ProfiledExecutor
 from octavo.engine.executor.uniproc import UniprocExecutor
 from octavo.engine.loader import Checkpoint, EncoderCheckpoint
 
@@ -44,3 +45,9 @@ def engine_limits(
         host_memory=host_memory,
         window=window,
     )
+
+
+def launch_of(executor: AnyExecutor, profiled: ProfiledExecutor | None = None) -> Launch | None:
+    """What starts a step without waiting for it, where the executor can."""
+    launch = executor.launch if isinstance(executor, UniprocExecutor) else None
+    return launch if launch is None or profiled is None else profiled.around(launch)

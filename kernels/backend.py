@@ -57,6 +57,8 @@ class Kernels(Protocol):
 class DeviceKernels(Kernels, Protocol):
     """A back end that has, beside these, what only pays on a GPU."""
 
+    def linear_in_slices(self, x: Tensor, packed: Any) -> Tensor: ...  # noqa: ANN401
+
     def rotate_and_cache(
         self,
         q: Tensor,

@@ -7,7 +7,7 @@ T tokens of a step   S sequences   Hq query heads   Hkv key/value heads (Hq is a
 D head size          N, K output and input features of a linear layer
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -27,11 +27,13 @@ from octavo.kernels.seeded_args import Cutoff, Penalties, SeededDraws, TokenCoun
 from octavo.kernels.step_program import NoLoweringError, StepProgram
 
 _gpu: DeviceKernels = reference
+_watch: Callable[[Callable[[str], None]], None] | None = None
 if torch.cuda.is_available():
     # Elsewhere Triton would only cost the time to import it.
     from octavo.kernels import triton
 
     _gpu = triton
+    _watch = triton.watch_compilations
 
 _reference_only: ContextVar[bool] = ContextVar("reference_only", default=False)
 
@@ -44,6 +46,28 @@ def reference_only() -> Iterator[None]:
         yield
     finally:
         _reference_only.reset(token)
+
+
+_fixed_shapes: ContextVar[bool] = ContextVar("fixed_shapes", default=False)
+
+
+@contextmanager
+def fixed_shapes() -> Iterator[None]:
+    """Linear layers packed within it give each row the same bits whatever the other rows are.
+
+    On a GPU by products of a fixed number of rows; the CPU's kernels do so anyhow.
+    """
+    token = _fixed_shapes.set(True)
+    try:
+        yield
+    finally:
+        _fixed_shapes.reset(token)
+
+
+def watch_compilations(tell: Callable[[str], None]) -> None:
+    """Calls `tell` with the name of each GPU kernel that is compiled from now on."""
+    if _watch is not None:
+        _watch(tell)
 
 
 def _backend(x: Tensor) -> Kernels:
@@ -64,13 +88,15 @@ def _device_backend(x: Tensor) -> DeviceKernels:
 class LinearWeight:
     """The weight (and bias) of a linear layer, laid out as one back end wants it.
 
-    `shape` is (N, K) and `dtype` the precision of the weight that was packed.
+    `shape` is (N, K) and `dtype` the precision of the weight that was packed. `in_slices` is the
+    back end for products of a fixed shape, where they are wanted.
     """
 
     kernels: Kernels
     packed: Any
     shape: tuple[int, int]
     dtype: torch.dtype
+    in_slices: DeviceKernels | None = None
 
 
 def pack_linear(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
@@ -80,7 +106,9 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
     """
     kernels = _backend(weight)
     rows, columns = weight.shape
-    return LinearWeight(kernels, kernels.pack_linear(weight, bias), (rows, columns), weight.dtype)
+    sliced = _device_backend(weight) if _fixed_shapes.get() and kernels is not cpu else None
+    packed = kernels.pack_linear(weight, bias)
+    return LinearWeight(kernels, packed, (rows, columns), weight.dtype, sliced)
 
 
 def linear(x: Tensor, weight: LinearWeight) -> Tensor:
@@ -88,6 +116,8 @@ def linear(x: Tensor, weight: LinearWeight) -> Tensor:
 
     Sums are kept in fp32 and rounded once.
     """
+    if weight.in_slices is not None:
+        return weight.in_slices.linear_in_slices(x, weight.packed)
     return weight.kernels.linear(x, weight.packed)
 
 

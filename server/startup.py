@@ -8,7 +8,7 @@ from pathlib import Path
 
 from octavo.config.engine import EngineConfig
 from octavo.config.server import ServerConfig
-from octavo.engine.assembly import engine_limits, make_executor
+from octavo.engine.assembly import engine_limits, launch_of, make_executor
 from octavo.engine.core.errors import ConfigurationError
 from octavo.engine.engine_loop import EngineLoop
 from octavo.engine.executor.profiled import ProfiledExecutor
@@ -46,7 +46,8 @@ def load_engine(
     executor = make_executor(engine_config, checkpoint)
     limits = engine_limits(engine_config, checkpoint, executor)
     profiled = ProfiledExecutor(executor) if server_config.enable_admin else None
-    engine = LLMEngine(engine_config, limits, profiled or executor)
+    launch = launch_of(executor, profiled)
+    engine = LLMEngine(engine_config, limits, profiled or executor, launch)
     logger.info("Loaded and warmed up in %.1f s", time.monotonic() - started)
     if checkpoint.generation_defaults:
         logger.info("Sampling defaults of the model: %s", dict(checkpoint.generation_defaults))

@@ -14,6 +14,9 @@ from octavo.engine.executor.base import Executor
 if TYPE_CHECKING:
     from torch.profiler import profile
 
+Wait = Callable[[], ModelOutput]
+Launch = Callable[[SchedulerOutput], Wait]
+
 _logger = logging.getLogger(__name__)
 
 
@@ -64,15 +67,27 @@ class ProfiledExecutor:
 
     def execute_model(self, plan: SchedulerOutput) -> ModelOutput:
         """Carry out one step of the inner executor."""
+        return self._recorded(lambda: self._inner.execute_model(plan))
+
+    def around(self, launch: Launch) -> Launch:
+        """The same for steps that are launched and waited for later: a step ends with its wait."""
+
+        def launch_recorded(plan: SchedulerOutput) -> Wait:
+            wait = launch(plan)
+            return lambda: self._recorded(wait)
+
+        return launch_recorded
+
+    def _recorded(self, step: Wait) -> ModelOutput:
         wanted = self._wanted
         if wanted is not self._current:
             self._drop()
             if wanted is not None:
                 self._begin(wanted)
         if self._current is None:
-            return self._inner.execute_model(plan)
+            return step()
         try:
-            return self._inner.execute_model(plan)
+            return step()
         finally:
             self._steps_left -= 1
             if self._steps_left == 0:

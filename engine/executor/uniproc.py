@@ -1,6 +1,8 @@
 """The executor that runs the model in the engine's own thread, on one device."""
 
 import logging
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,8 +14,13 @@ from octavo.engine.attention.metadata import KVCacheLayout
 from octavo.engine.core.limits import HostMemory
 from octavo.engine.core.model_output import ModelOutput
 from octavo.engine.core.scheduler_output import SchedulerOutput
+from octavo.engine.executor.gpu import GpuStart
 from octavo.engine.loader import Checkpoint
 from octavo.engine.loader.filling import load_model
+from octavo.engine.worker.device_memory import CudaMemory
+from octavo.engine.worker.device_runner import DeviceRunner, Wait
+from octavo.engine.worker.device_step import Bounds
+from octavo.engine.worker.device_stream import CudaStream, DeviceStream
 from octavo.engine.worker.kv_cache import KVCache
 from octavo.engine.worker.language_model import LanguageModel, RunnerLimits
 from octavo.engine.worker.memory import (
@@ -43,7 +50,7 @@ class UniprocExecutor:
     """Loads the model, sizes the cache and runs steps."""
 
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint) -> None:
-        """Ready to serve once made: a first prefill and decode have run.
+        """Ready to serve once made: prefills and decodes have run, and on a GPU all is compiled.
 
         Raises ConfigurationError for what does not fit, CheckpointError for damaged weights.
         """
@@ -54,24 +61,32 @@ class UniprocExecutor:
         if device.type == "cpu":
             ops.set_cpu_threads(dtype, config.device.num_cpu_threads)
         steps = resolve_step_limits(config.scheduler, device)
+        with ops.fixed_shapes() if config.device.deterministic else nullcontext():
+            model = load_model(checkpoint, dtype, device)
         start = _Start(
-            model=load_model(checkpoint, dtype, device),
+            model=model,
             facts=facts,
             dtype=dtype,
             block_size=config.cache.block_size,
             steps=steps,
             device=device,
+            stream=None if device.type == "cpu" else CudaStream(device),
+            deterministic=config.device.deterministic,
         )
-        demand = start.cache_demand(config.cache.gpu_memory_utilization)
+        gpu = start.gpu(config)
+        demand = start.cache_demand(config.cache.gpu_memory_utilization, gpu)
         size = size_cache(config.cache, config.load.max_model_len, demand)
         self._steps = steps
         self._size = size
         self._window = start.common_window
         self._host_memory = start.host_memory(config.cache, size)
         self._runner = start.make_runner(size, self._host_memory)
-        warm_up(self._runner, _WARM_UP_SEQS, 2 * config.cache.block_size + 1)
-        if self._runner.num_host_blocks and config.scheduler.preemption_mode == "auto":
-            self._host_memory = replace(self._host_memory, costs=measure_costs(self._runner))
+        self._compiled_late: list[str] = []
+        self._warm_up(config, gpu)
+        if demand.gpu is not None:
+            cache_bytes = size.num_blocks * demand.bytes_per_block
+            share = config.cache.gpu_memory_utilization
+            _logger.info("%s", demand.gpu.describe(cache_bytes, share))
         _logger.info(
             "%s in %s on %s: %d cache blocks of %d tokens, context %d, %d sequences and %d tokens "
             "per step",
@@ -84,6 +99,29 @@ class UniprocExecutor:
             steps.max_num_seqs,
             steps.max_num_batched_tokens,
         )
+
+    def _warm_up(self, config: EngineConfig, gpu: GpuStart | None) -> None:
+        runner = self._runner
+        warm_up(runner, _WARM_UP_SEQS, 2 * config.cache.block_size + 1)
+        if runner.num_host_blocks and config.scheduler.preemption_mode == "auto":
+            self._host_memory = replace(self._host_memory, costs=measure_costs(runner))
+        if gpu is not None and isinstance(runner, DeviceRunner):
+            _logger.info("%d decode steps recorded", gpu.prepare(runner))
+            ops.watch_compilations(self._note_compilation)
+
+    def _note_compilation(self, kernel: str) -> None:
+        _logger.warning("the kernel %s was compiled while serving: a warm-up is missing", kernel)
+        self._compiled_late.append(kernel)
+
+    @property
+    def compiled_late(self) -> tuple[str, ...]:
+        """GPU kernels that were compiled after the start; there should be none."""
+        return tuple(self._compiled_late)
+
+    @property
+    def launch(self) -> Callable[[SchedulerOutput], Wait] | None:
+        """Starts a step and returns what waits for it; None where steps cannot overlap."""
+        return self._runner.launch if isinstance(self._runner, DeviceRunner) else None
 
     @property
     def num_blocks(self) -> int:
@@ -134,6 +172,21 @@ class _Start:
     block_size: int
     steps: StepLimits
     device: torch.device
+    stream: DeviceStream | None
+    deterministic: bool = False
+
+    def gpu(self, config: EngineConfig) -> GpuStart | None:
+        """What a start on a GPU has to do beside; None on CPU."""
+        if self.stream is None:
+            return None
+        sizes = GpuStart.sizes_for(self.steps.max_num_seqs, config.device.enforce_eager)
+        longest = config.load.max_model_len or self.facts.max_model_len
+        return GpuStart(
+            CudaMemory(self.device), self.steps, self.block_size, self._bounds(longest), sizes
+        )
+
+    def _bounds(self, max_model_len: int) -> Bounds:
+        return Bounds(self.steps.max_num_batched_tokens, max_model_len, self.deterministic)
 
     @property
     def common_window(self) -> int | None:
@@ -149,7 +202,9 @@ class _Start:
         most_useful = self.steps.max_num_seqs * blocks_each
         return size_host_memory(cache, bytes_per_block, free, most_useful)
 
-    def make_runner(self, size: CacheSize, host_memory: HostMemory | None = None) -> ModelRunner:
+    def make_runner(
+        self, size: CacheSize, host_memory: HostMemory | None = None
+    ) -> ModelRunner | DeviceRunner:
         host_memory = host_memory or HostMemory()
         cache = KVCache(
             self._layout(size.num_blocks),
@@ -164,21 +219,32 @@ class _Start:
             eos_token_ids=self.facts.eos_token_ids,
             window=self.common_window,
         )
-        return ModelRunner(self.model, cache, limits, self.device)
+        if self.stream is None:
+            return ModelRunner(self.model, cache, limits, self.device)
+        bounds = self._bounds(size.max_model_len)
+        return DeviceRunner(self.model, cache, limits, self.stream, bounds)
 
-    def cache_demand(self, gpu_utilization: float) -> CacheDemand:
-        if self.device.type == "cpu":
+    def cache_demand(self, gpu_utilization: float, gpu: GpuStart | None) -> CacheDemand:
+        memory = None if gpu is None else gpu.measure(self._small_runner)
+        if memory is None:
             free = free_host_memory()
             budget = host_budget(free)
         else:
-            free, budget = self._measure_gpu(gpu_utilization)
+            free = memory.cache_budget(1.0)
+            budget = memory.cache_budget(gpu_utilization)
         return CacheDemand(
             model_limit=self.facts.max_model_len,
             max_num_seqs=self.steps.max_num_seqs,
             bytes_per_block=self._bytes_per_block,
             free_bytes=free,
             budget_bytes=budget,
+            gpu=memory,
         )
+
+    def _small_runner(self, num_blocks: int) -> DeviceRunner:
+        runner = self.make_runner(CacheSize(num_blocks, self.facts.max_model_len))
+        assert isinstance(runner, DeviceRunner)
+        return runner
 
     @property
     def _bytes_per_block(self) -> int:
@@ -189,21 +255,3 @@ class _Start:
         return KVCacheLayout(
             num_blocks, facts.num_kv_heads, self.block_size, facts.head_dim, self.dtype
         )
-
-    def _measure_gpu(self, utilization: float) -> tuple[int, int]:
-        """Bytes left beside the model and the largest step, and how many of them are granted."""
-        num_seqs, device = self.steps.max_num_seqs, self.device
-        tokens_each = -(-self.steps.max_num_batched_tokens // num_seqs)
-        num_blocks = num_seqs * (tokens_each // self.block_size + 1)
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        runner = self.make_runner(CacheSize(num_blocks, self.facts.max_model_len))
-        cache_bytes = torch.cuda.memory_allocated(device) - before
-        warm_up(runner, num_seqs, tokens_each)
-        peak = torch.cuda.max_memory_allocated(device) - cache_bytes
-        del runner
-        torch.cuda.empty_cache()
-        free, total = torch.cuda.mem_get_info(device)
-        others = total - free - torch.cuda.memory_reserved(device)
-        return total - others - peak, int(total * utilization) - others - peak

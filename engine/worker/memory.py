@@ -13,6 +13,7 @@ from octavo.config.model import ModelConfig
 from octavo.config.scheduler import SchedulerConfig
 from octavo.engine.core.errors import ConfigurationError
 from octavo.engine.core.limits import HostMemory
+from octavo.engine.worker.device_memory import MemorySum
 
 _logger = logging.getLogger(__name__)
 
@@ -91,7 +92,8 @@ class CacheDemand:
     """What decides the size of the cache.
 
     `free_bytes` is what the device has left beside the model, `budget_bytes` the part of it that
-    the cache takes when nothing is said. `bytes_per_block` counts K and V of all layers.
+    the cache takes when nothing is said. `bytes_per_block` counts K and V of all layers. `gpu` says
+    what takes the rest on a GPU.
     """
 
     model_limit: int
@@ -99,6 +101,13 @@ class CacheDemand:
     bytes_per_block: int
     free_bytes: int
     budget_bytes: int
+    gpu: MemorySum | None = None
+
+    def advice(self, num_blocks: int) -> str:
+        """What makes room for so many blocks."""
+        if self.gpu is None:
+            return "A larger --kv-cache-memory-bytes or --num-gpu-blocks-override allows more"
+        return self.gpu.advice(num_blocks * self.bytes_per_block)
 
 
 def size_cache(cache: CacheConfig, max_model_len: int | None, demand: CacheDemand) -> CacheSize:
@@ -115,7 +124,7 @@ def size_cache(cache: CacheConfig, max_model_len: int | None, demand: CacheDeman
         raise ConfigurationError(
             f"--max-model-len {max_model_len} does not fit into the KV cache of {num_blocks} "
             f"blocks of {cache.block_size} tokens; the largest value that works is {capacity}. "
-            "A larger --kv-cache-memory-bytes or --num-gpu-blocks-override allows more"
+            + demand.advice(-(-max_model_len // cache.block_size))
         )
     if wanted > capacity:
         overridden = cache.num_gpu_blocks_override is not None
@@ -145,10 +154,17 @@ def _count_blocks(cache: CacheConfig, wanted: int, demand: CacheDemand) -> int:
     if num_blocks < 1:
         raise ConfigurationError(
             f"too little memory for one block of the KV cache: it takes {demand.bytes_per_block} "
-            f"bytes, and {demand.budget_bytes} remain for the cache beside the model; free some "
-            "memory, raise --gpu-memory-utilization on a GPU, or give a smaller --block-size"
+            f"bytes, and {max(0, demand.budget_bytes)} remain for the cache beside the model; "
+            + _advice_for_one(cache, demand)
         )
     return min(num_blocks, demand.max_num_seqs * -(-wanted // cache.block_size))
+
+
+def _advice_for_one(cache: CacheConfig, demand: CacheDemand) -> str:
+    if demand.gpu is None:
+        return "free some memory, or give a smaller --block-size"
+    share = cache.gpu_memory_utilization
+    return f"{demand.gpu.describe(0, share)}. {demand.advice(1)}"
 
 
 def _blocks_of_bytes(wanted_bytes: int, demand: CacheDemand) -> int:

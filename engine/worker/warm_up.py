@@ -1,12 +1,15 @@
 """Steps with made-up sequences: to compile and allocate before serving, and to measure."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
+from octavo.engine.attention.metadata import KVCacheLayout
 from octavo.engine.core.limits import PreemptionCosts
+from octavo.engine.core.model_output import ModelOutput
 from octavo.engine.core.sampling_params import SamplingParams
 from octavo.engine.core.scheduler_output import NewSequence, ScheduledSequence, SchedulerOutput
-from octavo.engine.worker.model_runner import ModelRunner
+from octavo.engine.worker.language_model import RunnerLimits
 
 _PARAMS = (
     SamplingParams(max_tokens=2, temperature=0.0),
@@ -19,7 +22,34 @@ _MEASURED_BLOCKS = 32
 _REPEATS = 3
 
 
-def warm_up(runner: ModelRunner, num_seqs: int, num_tokens: int) -> None:
+class Runner(Protocol):
+    """What is asked of a runner here."""
+
+    limits: RunnerLimits
+
+    @property
+    def layout(self) -> KVCacheLayout: ...
+    @property
+    def num_host_blocks(self) -> int: ...
+    def execute(self, plan: SchedulerOutput) -> ModelOutput: ...
+    def synchronize(self) -> None: ...
+
+
+def warm_up_variants(runner: Runner, query_lens: Iterable[int]) -> None:
+    """Runs a prompt of each length and decode steps, and copies of blocks both ways.
+
+    As `warm_up`; each length stands for steps that use the same kernels.
+    """
+    room = runner.layout.num_blocks * runner.layout.block_size
+    for length in query_lens:
+        warm_up(runner, 1, min(length, room - 1))
+    warm_up(runner, len(_PARAMS), runner.layout.block_size)
+    pair = ((0, 0),)
+    swaps = pair if runner.num_host_blocks else ()
+    runner.execute(SchedulerOutput(0, (), (), (), pair, swap_out=swaps, swap_in=swaps))
+
+
+def warm_up(runner: Runner, num_seqs: int, num_tokens: int) -> None:
     """Runs `num_seqs` sequences of `num_tokens` tokens and a decode step of each, the real path.
 
     Shrinks both to what the runner has room for. The sequences differ in how they are sampled.
@@ -49,7 +79,7 @@ def warm_up(runner: ModelRunner, num_seqs: int, num_tokens: int) -> None:
     runner.execute(SchedulerOutput(0, (), (), seq_ids, ()))
 
 
-def measure_costs(runner: ModelRunner) -> PreemptionCosts:
+def measure_costs(runner: Runner) -> PreemptionCosts:
     """Times a prefill and copies to and from host memory, which must be there.
 
     Blocks are written from block 0 on, so no sequence may be running.
@@ -63,7 +93,7 @@ def measure_costs(runner: ModelRunner) -> PreemptionCosts:
     return PreemptionCosts(prefill / num_tokens, both_ways / (2 * num_blocks))
 
 
-def _seconds(runner: ModelRunner, action: Callable[[], object]) -> float:
+def _seconds(runner: Runner, action: Callable[[], object]) -> float:
     """Seconds of `action`, the best of a few times: what disturbs only adds to them."""
     best = float("inf")
     for _ in range(_REPEATS):

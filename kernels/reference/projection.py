@@ -35,6 +35,11 @@ def linear(x: Tensor, packed: PlainWeight) -> Tensor:
     return F.linear(x, weight, bias)
 
 
+def linear_in_slices(x: Tensor, packed: PlainWeight) -> Tensor:
+    """See `octavo.kernels.ops.fixed_shapes`: the reference takes one row after the other."""
+    return torch.cat([linear(x[row : row + 1], packed) for row in range(x.shape[0])])
+
+
 def _linear_widened(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Without half-precision dot products a CPU is faster at widening slices of the weight."""
     rows, columns = weight.shape

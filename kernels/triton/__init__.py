@@ -5,13 +5,14 @@ Every function has a twin of the same signature in `octavo.kernels.reference`.
 
 from octavo.kernels.triton.activation import gelu_and_mul, silu_and_mul
 from octavo.kernels.triton.attention import paged_attention, scaled_paged_attention
+from octavo.kernels.triton.compilations import watch_compilations
 from octavo.kernels.triton.cutoff import find_cutoff
 from octavo.kernels.triton.draw import draw_seeded
 from octavo.kernels.triton.kv_cache import copy_blocks, swap_blocks, write_kv_cache
 from octavo.kernels.triton.log_sum_exp import log_sum_exp
 from octavo.kernels.triton.norm import add_rms_norm, rms_norm
 from octavo.kernels.triton.penalties import penalize
-from octavo.kernels.triton.projection import embedding, linear, pack_linear
+from octavo.kernels.triton.projection import embedding, linear, linear_in_slices, pack_linear
 from octavo.kernels.triton.rotary import rotary_embedding, rotate_and_cache
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "find_cutoff",
     "gelu_and_mul",
     "linear",
+    "linear_in_slices",
     "log_sum_exp",
     "pack_linear",
     "paged_attention",
@@ -32,5 +34,6 @@ __all__ = [
     "scaled_paged_attention",
     "silu_and_mul",
     "swap_blocks",
+    "watch_compilations",
     "write_kv_cache",
 ]

@@ -13,10 +13,13 @@ from torch import Tensor
 from octavo.kernels.reference.projection import PlainWeight, embedding, pack_linear
 from octavo.kernels.triton.host import check, check_rows_dense, check_same_device
 
-__all__ = ["embedding", "linear", "pack_linear", "skinny_linear"]
+__all__ = ["embedding", "linear", "linear_in_slices", "pack_linear", "skinny_linear"]
 
 SKINNY_ROWS = 4
 """Most rows that `linear` gives to the kernel."""
+
+SLICE_ROWS = 128
+"""Rows of one product where results must not depend on the number of rows."""
 
 _ROWS = 16
 _COLUMNS = 16
@@ -69,6 +72,17 @@ def linear(x: Tensor, packed: PlainWeight) -> Tensor:
     if x.shape[0] <= SKINNY_ROWS and x.dtype != torch.float32:
         return skinny_linear(x, packed)
     return F.linear(x, packed.weight, packed.bias)
+
+
+def linear_in_slices(x: Tensor, packed: PlainWeight) -> Tensor:
+    """As `linear`, by products of SLICE_ROWS rows each, so that a row's sum has one order always.
+
+    The library chooses its kernel by the shape, and kernels differ in the order of their sums.
+    """
+    rows = x.shape[0]
+    padded = F.pad(x, (0, 0, 0, -rows % SLICE_ROWS))
+    parts = [F.linear(part, packed.weight, packed.bias) for part in padded.split(SLICE_ROWS)]
+    return torch.cat(parts)[:rows] if len(parts) > 1 else parts[0][:rows]
 
 
 def skinny_linear(x: Tensor, packed: PlainWeight) -> Tensor:

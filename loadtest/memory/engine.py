@@ -10,7 +10,7 @@ from octavo.config.device import DeviceConfig
 from octavo.config.engine import EngineConfig
 from octavo.config.load import DType, LoadConfig
 from octavo.config.scheduler import SchedulerConfig
-from octavo.engine.assembly import engine_limits, make_executor
+from octavo.engine.assembly import engine_limits, launch_of, make_executor
 from octavo.engine.core.messages import AddRequest
 from octavo.engine.core.sampling_params import SamplingParams
 from octavo.engine.llm_engine import LLMEngine
@@ -81,7 +81,9 @@ def make_engine(choice: ModelChoice, shape: CacheShape) -> LLMEngine:
     steps = SchedulerConfig(max_num_seqs=shape.max_num_seqs)
     config = choice.engine_config(cache, steps, shape.max_model_len)
     executor = make_executor(config, checkpoint)
-    return LLMEngine(config, engine_limits(config, checkpoint, executor), executor)
+    return LLMEngine(
+        config, engine_limits(config, checkpoint, executor), executor, launch_of(executor)
+    )
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ import torch
 from octavo.config.engine import EngineConfig
 from octavo.config.env import num_cores
 from octavo.config.model import ModelConfig
-from octavo.engine.assembly import engine_limits, make_executor
+from octavo.engine.assembly import engine_limits, launch_of, make_executor
 from octavo.engine.core.errors import ConfigurationError
 from octavo.engine.core.messages import AddRequest
 from octavo.engine.core.sampling_params import SamplingParams
@@ -54,7 +54,9 @@ def open_engine(config: EngineConfig) -> Iterator[OfflineEngine]:
     if isinstance(checkpoint, EncoderCheckpoint):
         raise ConfigurationError(f"{checkpoint.name} makes embeddings only, and no text to measure")
     executor = make_executor(config, checkpoint)
-    engine = LLMEngine(config, engine_limits(config, checkpoint, executor), executor)
+    engine = LLMEngine(
+        config, engine_limits(config, checkpoint, executor), executor, launch_of(executor)
+    )
     try:
         yield OfflineEngine(
             engine=engine,
