@@ -54,6 +54,18 @@ class Kernels(Protocol):
     ) -> None: ...
 
 
+class SamplingKernels(Protocol):
+    """A back end for draws on the host."""
+
+    def draw(
+        self, logits: Tensor, rows: Tensor, temperature: Tensor, uniforms: Tensor
+    ) -> Tensor: ...
+
+    def draw_filtered(
+        self, logits: Tensor, rows: Tensor, filters: SamplingFilters, uniforms: Tensor
+    ) -> Tensor: ...
+
+
 class DeviceKernels(Kernels, Protocol):
     """A back end that has, beside these, what only pays on a GPU."""
 

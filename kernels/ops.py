@@ -18,7 +18,7 @@ from torch import Tensor
 
 from octavo.kernels import cpu, reference
 from octavo.kernels.attention_args import PagedBatch
-from octavo.kernels.backend import DeviceKernels, Kernels
+from octavo.kernels.backend import DeviceKernels, Kernels, SamplingKernels
 from octavo.kernels.cache_args import PagedCache
 from octavo.kernels.reference import sampling
 from octavo.kernels.rotary_args import HeadNorm, Rotation
@@ -77,6 +77,14 @@ def _backend(x: Tensor) -> Kernels:
     if x.is_cuda:
         return _gpu
     return cpu if x.is_cpu and cpu.usable(x.dtype) else reference
+
+
+def _draws(logits: Tensor) -> SamplingKernels:
+    """The back end for draws from `logits`."""
+    rows_are_dense = logits.stride(1) == 1 and logits.dtype == torch.float32
+    if rows_are_dense and logits.is_cpu and not _reference_only.get() and cpu.can_sample():
+        return cpu
+    return sampling
 
 
 def _device_backend(x: Tensor) -> DeviceKernels:
@@ -274,7 +282,7 @@ def set_cpu_threads(dtype: torch.dtype, num_threads: int | None) -> None:
         torch.set_num_threads(num_threads)
 
 
-# Sampling: one implementation for all devices. R rows of logits, V ids, N draws.
+# Sampling. R rows of logits, V ids, N draws.
 
 
 def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -292,7 +300,7 @@ def draw(logits: Tensor, rows: Tensor, temperature: Tensor, uniforms: Tensor) ->
     `uniforms` float64 [N] in [0, 1): the inverse CDF, in order of ids, is taken there. Rows must
     have a finite maximum. A token of probability 0 is never drawn.
     """
-    return sampling.draw(logits, rows, temperature, uniforms)
+    return _draws(logits).draw(logits, rows, temperature, uniforms)
 
 
 def draw_filtered(
@@ -303,7 +311,7 @@ def draw_filtered(
     Each filter works on what the one before left, renormalized. The inverse CDF runs from the best
     token down, the lower id first on a tie.
     """
-    return sampling.draw_filtered(logits, rows, filters, uniforms)
+    return _draws(logits).draw_filtered(logits, rows, filters, uniforms)
 
 
 def score_tokens(logits: Tensor, token_ids: Tensor, num_top: int) -> ScoredTokens:

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from octavo.kernels.cpu.compiled import Kernel, inlined
-from octavo.kernels.cpu.intrinsics import load_f32, load_i64, store_f32
+from octavo.kernels.cpu.intrinsics import keep_alive, load_f32, load_i64, store_f32
 from octavo.kernels.cpu.math import erf, exp, tanh
 from octavo.kernels.cpu.numbers import CODES, F32, narrow_row, round_row, widen_row
 from octavo.kernels.cpu.pool import shared_pool
@@ -80,6 +80,7 @@ def _gated_kernel(kind: int) -> Callable[[Any, Any], None]:
             for i in range(columns):
                 store_f32(gate, i, load_f32(gate, i) * load_f32(up, i))
             narrow_row(code, gate, target + row * row_bytes, columns)
+        keep_alive(memory)
 
     return gated
 

@@ -21,6 +21,7 @@ from octavo.kernels.attention_args import PagedBatch
 from octavo.kernels.cpu.compiled import Kernel, inlined, inlined_ignoring_nan
 from octavo.kernels.cpu.intrinsics import (
     bits_to_f32,
+    keep_alive,
     load_f32,
     load_i32,
     load_i64,
@@ -477,6 +478,8 @@ def _attention_kernel(kind: int) -> Callable[[Any, Any], None]:
                 here += count
             _store_rows(kind, a, f)
             f, following = following, f
+        keep_alive(frame)
+        keep_alive(memory)
 
     return attention
 

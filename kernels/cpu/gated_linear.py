@@ -8,7 +8,7 @@ import numpy as np
 
 from octavo.kernels.cpu.activation import GELU, GELU_TANH, SILU, activate
 from octavo.kernels.cpu.compiled import Kernel, inlined
-from octavo.kernels.cpu.intrinsics import load_f32, load_i64, store_f32
+from octavo.kernels.cpu.intrinsics import keep_alive, load_f32, load_i64, store_f32
 from octavo.kernels.cpu.linear import fetch_from
 from octavo.kernels.cpu.numbers import CODES, round_row
 from octavo.kernels.cpu.tile import MAX_ROWS, PANEL, gemm_tile
@@ -100,6 +100,7 @@ def _gated_kernel(kind: int, activation: int) -> Callable[[Any, Any], None]:
                 out = load_i64(a, _OUT) + ((first_row + row) * inner + panel * PANEL) * 4
                 for i in range(PANEL):
                     store_f32(out, i, load_f32(gate, row * PANEL + i))
+        keep_alive(memory)
 
     return gated
 

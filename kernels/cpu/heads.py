@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from octavo.kernels.cpu.compiled import Kernel, inlined
-from octavo.kernels.cpu.intrinsics import bits_to_f32, copy_bytes, load_i64
+from octavo.kernels.cpu.intrinsics import bits_to_f32, copy_bytes, keep_alive, load_i64
 from octavo.kernels.cpu.norm import normalize_row
 from octavo.kernels.cpu.numbers import F32, narrow_row, round_row, widen_row
 from octavo.kernels.cpu.pool import report
@@ -90,6 +90,7 @@ def _heads_kernel(a: Any, chunk: Any) -> None:
             _prepare(a, source + offset, key + cached * head_bytes, row, k_norm, table)
             offset += kv_heads * head_bytes
             copy_bytes(value + cached * head_bytes, source + offset, head_bytes)
+    keep_alive(memory)
 
 
 heads_kernel = Kernel(_heads_kernel)

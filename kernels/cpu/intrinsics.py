@@ -17,6 +17,7 @@ _I16 = ir.IntType(16)
 _I32 = ir.IntType(32)
 _I64 = ir.IntType(64)
 _F32 = ir.FloatType()
+_F64 = ir.DoubleType()
 _HALF = ir.HalfType()
 
 # Numba hands the typing context and the IR builder to each intrinsic; neither has stubs.
@@ -133,11 +134,13 @@ def _unary(name: str) -> Callable[[Any, Any], Any]:
 load_f32 = _loader(_F32, types.float32, _same)
 load_bf16 = _loader(_I16, types.float32, _bf16_widened)
 load_f16 = _loader(_HALF, types.float32, _f16_widened)
+load_f64 = _loader(_F64, types.float64, _same)
 load_i32 = _loader(_I32, types.int64, lambda builder, value: builder.sext(value, _I64))
 load_i64 = _loader(_I64, types.int64, _same)
 
-# store(address, index, value): float32 or int64, rounded once to the element type.
+# store(address, index, value): float32, float64 or int64, rounded once to the element type.
 store_f32 = _storer(_F32, types.float32, _same)
+store_f64 = _storer(_F64, types.float64, _same)
 store_bf16 = _storer(_I16, types.float32, f32_to_bf16)
 store_f16 = _storer(_HALF, types.float32, _f16_narrowed)
 store_i64 = _storer(_I64, types.int64, _same)
@@ -175,6 +178,20 @@ def copy_bytes(typingctx: Any, target: Any, source: Any, count: Any) -> Typed:
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
+def keep_alive(typingctx: Any, array: Any) -> Typed:
+    """Hold an array until here.
+
+    Numba frees an array after the last line that names it, which does not see the uses of its
+    address.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return context.get_dummy_value()
+
+    return types.void(array), codegen
 
 
 @intrinsic

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from octavo.kernels.cpu.compiled import Kernel, inlined
 from octavo.kernels.cpu.intrinsics import (
+    keep_alive,
     load_f32,
     load_i64,
     store_f32,
@@ -217,6 +218,7 @@ def _product_kernel(kind: int) -> Callable[[Any, Any], None]:
                         narrow_row(code, source, target, PANEL)
                     else:
                         narrow_row(code, source, target, width)
+        keep_alive(tile)
 
     return product
 

@@ -9,7 +9,14 @@ from torch import Tensor
 
 from octavo.kernels import reference
 from octavo.kernels.cpu.compiled import Kernel, inlined
-from octavo.kernels.cpu.intrinsics import bits_to_f32, load_f32, load_i64, sqrt_f32, store_f32
+from octavo.kernels.cpu.intrinsics import (
+    bits_to_f32,
+    keep_alive,
+    load_f32,
+    load_i64,
+    sqrt_f32,
+    store_f32,
+)
 from octavo.kernels.cpu.numbers import (
     CODES,
     F32,
@@ -105,6 +112,7 @@ def _rms_norm_kernel(a: Any, chunk: Any) -> None:
         normalize_row(code, row, weight, columns, eps)
         target = load_i64(a, 4) + number * load_i64(a, 11)
         store_row(code, load_i64(a, 10), row, target, columns)
+    keep_alive(memory)
 
 
 norm_kernel = Kernel(_rms_norm_kernel)

@@ -28,6 +28,7 @@ from octavo.kernels.cpu.intrinsics import (
     atomic_load,
     atomic_store,
     call_kernel,
+    keep_alive,
     load_i64,
     read_clock,
     semaphore_init,
@@ -192,6 +193,7 @@ def _run_shared(state: int, first: int, function: int, chunks: int, values: Any)
         for i in range(MAX_ARGUMENTS):
             memory[i] = values[i]
         result: int = _run_alone(first, function, chunks, memory.ctypes.data)
+        keep_alive(memory)
         return result
     for i in range(MAX_ARGUMENTS):
         store_i64(state + _ARGUMENTS, i, values[i])
@@ -224,6 +226,7 @@ def _run_short(state: int, first: int, function: int, chunks: int, values: Any) 
     for i in range(MAX_ARGUMENTS):
         memory[i] = values[i]
     reported: int = _run_alone(first, function, chunks, memory.ctypes.data)
+    keep_alive(memory)
     return reported
 
 

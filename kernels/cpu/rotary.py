@@ -8,7 +8,7 @@ from torch import Tensor
 
 from octavo.kernels import reference
 from octavo.kernels.cpu.compiled import Kernel, inlined
-from octavo.kernels.cpu.intrinsics import load_f32, load_i64, store_f32
+from octavo.kernels.cpu.intrinsics import keep_alive, load_f32, load_i64, store_f32
 from octavo.kernels.cpu.numbers import CODES, F32, narrow_row, token_rows, widen_row
 from octavo.kernels.cpu.pool import report, shared_pool
 
@@ -91,6 +91,7 @@ def _rotary_kernel(a: Any, chunk: Any) -> None:
         for head in range(kv_heads):
             offset = head * head_bytes
             _rotate(code, source + offset, target + offset, table, rotary // 2, size, row)
+    keep_alive(memory)
 
 
 _rotary = Kernel(_rotary_kernel)

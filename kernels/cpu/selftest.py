@@ -1,7 +1,7 @@
 """Whether the kernels may be used here: the processor's features, then a test against torch."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -17,6 +17,9 @@ from octavo.kernels.cpu.linear import linear, pack_linear
 from octavo.kernels.cpu.norm import add_rms_norm
 from octavo.kernels.cpu.numbers import CODES
 from octavo.kernels.cpu.rotary import rotary_embedding
+from octavo.kernels.cpu.sampling import draw, draw_filtered
+from octavo.kernels.reference import sampling
+from octavo.kernels.sampling_args import SamplingFilters
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +30,16 @@ _FEATURES = ("avx2", "fma", "f16c")
 @cache
 def usable(dtype: torch.dtype) -> bool:
     """Whether tensors of `dtype` on the CPU go to these kernels; the first call compiles them."""
-    if dtype not in CODES:
-        return False
+    return dtype in CODES and _right(str(dtype), lambda: _checks(dtype))
+
+
+@cache
+def can_sample() -> bool:
+    """Whether the kernels for draws may be used; the first call compiles them."""
+    return _right("sampling", _sampling_checks)
+
+
+def _right(subject: str, checks: Callable[[], Iterator[tuple[str, bool]]]) -> bool:
     features = binding.get_host_cpu_features()
     missing = [name for name in _FEATURES if not features.get(name, False)]
     if missing:
@@ -38,7 +49,7 @@ def usable(dtype: torch.dtype) -> bool:
         )
         return False
     try:
-        wrong = [name for name, right in _checks(dtype) if not right]
+        wrong = [name for name, right in checks() if not right]
     except Exception:
         # Whatever the compiler or the machine does not like, torch still works.
         logger.exception("The CPU kernels cannot run here: plain torch is used, which is slower.")
@@ -47,7 +58,7 @@ def usable(dtype: torch.dtype) -> bool:
         logger.error(
             "CPU kernels give wrong results here for %s (%s): plain torch is used, "
             "which is slower. Please report this with the processor's name.",
-            dtype,
+            subject,
             ", ".join(wrong),
         )
     return not wrong
@@ -104,6 +115,25 @@ def _checks(dtype: torch.dtype) -> Iterator[tuple[str, bool]]:
     actual = paged_attention(q, cache, values, batch, 0.25, None, None)
     wanted = reference.paged_attention(q, cache, values, batch, 0.25, None, None)
     yield "attention", _close(actual, wanted)
+
+
+def _sampling_checks() -> Iterator[tuple[str, bool]]:
+    """(name, agrees with torch) of each kind of draw."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 1000, generator=generator)
+    rows = torch.tensor([2, 0, 1, 2])
+    temperature = torch.tensor([1.0, 0.5, 2.0, 0.1])
+    uniforms = torch.rand(4, generator=generator, dtype=torch.float64)
+    filters = SamplingFilters(
+        temperature,
+        torch.tensor([0.0, 0.01, 0.0, 0.0], dtype=torch.float64),
+        torch.tensor([0, 0, 20, 5]),
+        torch.tensor([0.9, 1.0, 0.5, 1.0], dtype=torch.float64),
+    )
+    expected = sampling.draw(logits, rows, temperature, uniforms)
+    yield "draw", torch.equal(draw(logits, rows, temperature, uniforms), expected)
+    expected = sampling.draw_filtered(logits, rows, filters, uniforms)
+    yield "filtered draw", torch.equal(draw_filtered(logits, rows, filters, uniforms), expected)
 
 
 def _close(actual: Tensor, expected: Tensor) -> bool:

@@ -1,5 +1,8 @@
 """Draws and scores against float64 formulas over a sorted vocabulary."""
 
+from collections.abc import Iterator
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +10,13 @@ from numpy.typing import NDArray
 
 from octavo.kernels import ops
 from octavo.kernels.sampling_args import SamplingFilters
+
+
+@pytest.fixture(params=["kernels", "torch"], autouse=True)
+def _back_end(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Everything by the kernels of this machine, where it has some, and by plain torch."""
+    with ops.reference_only() if request.param == "torch" else nullcontext():
+        yield
 
 
 def ranked(logits: NDArray[np.float32]) -> NDArray[np.int64]:
