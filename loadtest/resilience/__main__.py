@@ -2,6 +2,7 @@
 
 import asyncio
 import resource
+import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -39,6 +40,8 @@ def _run(
     # Each connection is a file here and one in the server, which inherits the limit.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    # So that the server ends too when this command is told to.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
     async def work() -> tuple[Outcome, Path]:
         async with running(serve_args, keep_socket) as server:

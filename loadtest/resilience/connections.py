@@ -25,7 +25,7 @@ class ConnectionsSize:
 
     idle: int = 2000
     streams: int = 500
-    max_tokens: int = 400
+    max_tokens: int = 200
     reuse: int = 10_000
 
 

@@ -11,9 +11,10 @@ from octavo.loadtest.resilience.outcome import Outcome
 from octavo.loadtest.resilience.process import ServerProcess
 from octavo.loadtest.resilience.watch import canary, demand_nothing_lost, when_idle
 
-SERVE_ARGS = ("--max-num-seqs", "16", "--max-num-queued-reqs", "64")
+# The time limit ends answers whose length the damage has taken away.
+SERVE_ARGS = ("--max-num-seqs", "16", "--max-num-queued-reqs", "64", "--request-timeout", "10")
 _WORKERS = 8
-_PATIENCE_S = 30.0
+_PATIENCE_S = 60.0
 _BAD = 400
 _SERVER_FAULT = 500
 _LENGTH = re.compile(rb"(?i)content-length: *(\d+)")

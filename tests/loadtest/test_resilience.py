@@ -16,10 +16,10 @@ from octavo.loadtest.resilience.restart import RestartSize, restart
 from octavo.loadtest.resilience.soak import SoakSize, soak
 from octavo.loadtest.resilience.stop import StopSize, sigterm
 
-CONNECTIONS = ConnectionsSize(idle=60, streams=10, max_tokens=60, reuse=400)
+CONNECTIONS = ConnectionsSize(idle=60, streams=10, max_tokens=60, reuse=240)
 SCENARIOS: dict[str, Callable[[ServerProcess], Awaitable[Outcome]]] = {
     "overload": lambda s: overload(s, OverloadSize(calibrate_s=1, seconds=1.5, max_tokens=8)),
-    "soak": lambda s: soak(s, SoakSize(seconds=4, max_tokens=12)),
+    "soak": lambda s: soak(s, SoakSize(seconds=3, max_tokens=12)),
     "connections": lambda s: connections(s, CONNECTIONS),
     "fuzz": lambda s: fuzz(s, FuzzSize(bad=300)),
     "restart": lambda s: restart(s, RestartSize(clients=4, seconds=0)),
