@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from functools import partial
 from typing import Protocol
 
@@ -214,7 +214,7 @@ class EventStream(EventSourceResponse):
         on_close: Callable[[], Awaitable[None]],
         write_error: Callable[[ErrorAnswer], bytes] = ErrorAnswer.event,
     ) -> None:
-        self._events = _in_pieces(_with_error_event(first, rest, write_error))
+        self._events = _with_error_event(first, rest, write_error)
         super().__init__(
             self._events,
             headers={"Cache-Control": "no-cache"},
@@ -240,12 +240,9 @@ class EventStream(EventSourceResponse):
         finally:
             await self._on_close()
 
-
-async def _in_pieces(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    async with contextlib.aclosing(events):
-        async for data in events:
-            for start in range(0, len(data), _PIECE_BYTES):
-                yield data[start : start + _PIECE_BYTES]
+    async def _send_with_timeout(self, send: Send, message: Message) -> None:
+        # `_Reader` keeps the time; a cancel scope per event would cost every token.
+        await send(message)
 
 
 async def _with_error_event(
@@ -254,11 +251,20 @@ async def _with_error_event(
     write_error: Callable[[ErrorAnswer], bytes],
 ) -> AsyncGenerator[bytes, None]:
     async with contextlib.aclosing(rest):
-        yield first
+        for piece in _in_pieces(first):
+            yield piece
         try:
             async for data in rest:
-                yield data
+                if len(data) <= _PIECE_BYTES:
+                    yield data
+                    continue
+                for piece in _in_pieces(data):
+                    yield piece
         except Exception as error:  # the boundary of a request whose status has been sent
             if not isinstance(error, OctavoError):
                 logger.exception("A stream failed")
             yield write_error(describe_error(error))
+
+
+def _in_pieces(data: bytes) -> Iterator[bytes]:
+    return (data[start : start + _PIECE_BYTES] for start in range(0, len(data), _PIECE_BYTES))
