@@ -21,6 +21,9 @@ from octavo.engine.llm_engine import LLMEngine
 
 logger = logging.getLogger(__name__)
 
+# Idle for so long, the engine has time to look at its bookkeeping: some 100 ms for a large pool.
+IDLE_CHECK_S = 2.0
+
 OnStep = Callable[[list[SequenceDelta], EngineStats], None]
 OnFatal = Callable[[str], None]
 
@@ -133,11 +136,21 @@ class EngineLoop:
         self._finish()
 
     def _wait_for_work(self) -> bool:
-        """Sleep until there is something to do; False when the loop has to end."""
+        """Sleep until there is something to do; False when the loop has to end.
+
+        Once it has been idle for a while, the bookkeeping is verified.
+        """
         with self._wakeup:
-            while not (self._inbox or self._stopping or self._closed or self._engine.has_work()):
-                self._wakeup.wait()
+            if self._wakeup.wait_for(self._is_awake, IDLE_CHECK_S):
+                return not (self._stopping or self._closed)
+        self._engine.verify()
+        self._deliver([])
+        with self._wakeup:
+            self._wakeup.wait_for(self._is_awake)
             return not (self._stopping or self._closed)
+
+    def _is_awake(self) -> bool:
+        return bool(self._inbox or self._stopping or self._closed or self._engine.has_work())
 
     def _run_step(self) -> None:
         deltas = self._read_inbox()

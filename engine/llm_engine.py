@@ -54,8 +54,6 @@ class LLMEngine:
         seed = config.load.seed
         self._seeds = random.SystemRandom() if seed is None else random.Random(seed)
         self._shut_down = False
-        # Requests that have not run yet, as far as has been told.
-        self._unstarted: dict[str, Request] = {}
 
     def add_request(self, request: AddRequest) -> None:
         """Queue a request. Raises RequestError for one that could never be served."""
@@ -71,7 +69,6 @@ class LLMEngine:
             cache_salt=request.cache_salt,
         )
         self._scheduler.add_request(queued)
-        self._unstarted[request.request_id] = queued
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """End a request or one choice of it; unknown or finished ones are left alone.
@@ -85,9 +82,21 @@ class LLMEngine:
         return self._scheduler.has_work
 
     def step(self) -> list[SequenceDelta]:
-        """Schedule, run the model, and return what came of it."""
+        """Schedule, run the model, and return what came of it.
+
+        When it fails, all that open requests hold is given back before the exception goes on, and
+        they end with an error; those deltas come with the next step.
+        """
         if not self._scheduler.has_requests:
             return self._scheduler.take_deltas()
+        try:
+            return self._step()
+        except Exception as error:
+            self._running = None
+            self._scheduler.fail_all(f"a step failed: {type(error).__name__}")
+            raise
+
+    def _step(self) -> list[SequenceDelta]:
         if self._launch is not None:
             return self._step_and_launch_next(self._launch)
         plan = self._scheduler.schedule()
@@ -109,24 +118,15 @@ class LLMEngine:
         Left out are those that `deltas`, that step's results, tell of anyhow: only prompts of
         several chunks have nothing else to show for a long time.
         """
-        gone = [
-            request
-            for request in self._unstarted.values()
-            if request.scheduled_time is not None or not self._is_open(request)
-        ]
-        if not gone:
+        started = self._scheduler.take_started()
+        if not started:
             return []
-        for request in gone:
-            del self._unstarted[request.request_id]
         told = {delta.request_id for delta in deltas}
         return [
             SequenceDelta(request.request_id, 0, (), scheduled_time=request.scheduled_time)
-            for request in gone
-            if self._is_open(request) and request.request_id not in told
+            for request in started
+            if request.request_id not in told
         ]
-
-    def _is_open(self, request: Request) -> bool:
-        return self._scheduler.has_request(request.request_id)
 
     def stats(self) -> EngineStats:
         """Counters and gauges after the last step."""
@@ -139,6 +139,13 @@ class LLMEngine:
     def reset_prefix_cache(self) -> bool:
         """Forget all blocks kept for reuse; False, with nothing changed, while any is in use."""
         return self._kv_cache.reset_prefix_cache()
+
+    def verify(self) -> None:
+        """Count it in `stats` if the bookkeeping contradicts itself; between steps only.
+
+        Takes time with the number of blocks.
+        """
+        self._scheduler.verify()
 
     def check_integrity(self) -> None:
         """Assert that all bookkeeping agrees; between steps only."""

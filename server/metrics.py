@@ -177,6 +177,11 @@ class _EngineCollector(Collector):
             "Evicted blocks that came back from host memory.",
             stats.num_offload_hits,
         )
+        yield self._counter(
+            "kv_cache_integrity_errors",
+            "Contradictions in the bookkeeping of blocks, looked for when idle.",
+            stats.num_integrity_errors,
+        )
         info = GaugeMetricFamily(
             "octavo:cache_config_info",
             "Settings of the KV cache, as labels.",

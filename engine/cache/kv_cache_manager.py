@@ -373,6 +373,16 @@ class KVCacheManager:
         self.offload_cache.clear()
         return True
 
+    def clear(self) -> None:
+        """Take everything back at once, whatever a failed step has left behind."""
+        self._tables.clear()
+        self._writers.clear()
+        self._swap_out.clear()
+        self._swap_in.clear()
+        self._pool = BlockPool(self.num_blocks, self._offload if self._offloads else None)
+        self.swap_space = SwapSpace(self.swap_space.num_blocks)
+        self.offload_cache.clear()
+
     # What others may look at.
 
     def num_wasted_slots(self, sequences: Iterable[Sequence]) -> int:

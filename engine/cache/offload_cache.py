@@ -70,6 +70,7 @@ class OffloadCache:
     def clear(self) -> None:
         """Forget everything."""
         self._blocks.clear()
+        self._pinned.clear()
 
     def check_integrity(self) -> None:
         """Assert that no two blocks share memory and all are found by their hash."""

@@ -50,6 +50,7 @@ class EngineStats:
     `num_preemptions` counts sequences, in both modes. Blocks in swap space hold what preempted
     sequences had computed; `num_swapped_out_blocks` and `num_swapped_in_blocks` are counters of
     copies. `num_offload_hits` counts evicted blocks that came back from host memory.
+    `num_integrity_errors` counts contradictions in the bookkeeping, looked for when idle.
     """
 
     num_running: int = 0
@@ -71,6 +72,7 @@ class EngineStats:
     prefix_cache_hits: int = 0
     num_steps: int = 0
     last_step_tokens: int = 0
+    num_integrity_errors: int = 0
 
     @property
     def kv_cache_usage(self) -> float:

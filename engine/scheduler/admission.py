@@ -159,6 +159,7 @@ class Admission:
         request = sequence.request
         if request.scheduled_time is None:
             request.scheduled_time = time.monotonic()
+            self._outbox.note_start(request)
             sequence.num_cached_tokens = num_hit_tokens
             if not whole:
                 self.num_cache_queries += sequence.num_prompt_tokens

@@ -42,6 +42,13 @@ class Batch:
             self._rows.remove(sequence.seq_id)
             self._removed.append(sequence.seq_id)
 
+    def clear(self) -> None:
+        """Free all rows."""
+        self._removed.extend(sorted(self._rows))
+        self._rows.clear()
+        self._decode_items.clear()
+        self._unsent.clear()
+
     def make_output(self, plan: StepPlan, plan_forks: PlanForks) -> SchedulerOutput:
         """Freeze a plan. `plan_forks` names the choices that a prompt's last row will draw for."""
         new_sequences: list[NewSequence] = []

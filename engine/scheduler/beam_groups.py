@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 
 from octavo.engine.cache.kv_cache_manager import KVCacheManager
+from octavo.engine.core.errors import InvalidRequestError
 from octavo.engine.core.model_output import BeamCandidate
 from octavo.engine.core.request import FinishReason, Request, Sequence, SequenceStatus
 from octavo.engine.core.request_output import SequenceDelta
@@ -152,15 +153,33 @@ class BeamGroups:
             if index < len(results):
                 self._put_result(search, index, results[index], cached)
             else:
-                self._outbox.put_end(
-                    request,
-                    index,
-                    FinishReason.ERROR,
-                    num_cached_tokens=cached,
-                    error=f"the masks of the request leave only {len(results)} texts",
-                )
+                self._put_missing(search, index, len(results), cached)
             self._open.close_choice(request, index)
         self.drop(request)
+
+    def _put_missing(
+        self, search: BeamSearch, index: int, num_results: int, num_cached_tokens: int
+    ) -> None:
+        """The request's own masks ended all beams before there were enough texts."""
+        params = search.request.params
+        message = (
+            f"{params.n} texts are asked for, but the token ids that are left allow only "
+            f"{num_results}"
+        )
+        self._outbox.deltas.append(
+            SequenceDelta(
+                request_id=search.request.request_id,
+                index=index,
+                token_ids=(),
+                finish_reason=FinishReason.ERROR,
+                error=message,
+                num_cached_tokens=num_cached_tokens,
+                scheduled_time=search.request.scheduled_time,
+                refusal=InvalidRequestError(
+                    message, "bad_words" if params.bad_words_token_ids else "n"
+                ),
+            )
+        )
 
     def _put_result(
         self, search: BeamSearch, index: int, text: FinishedText, num_cached_tokens: int
@@ -220,6 +239,11 @@ class BeamGroups:
             del self._open.parked[member.seq_id]
             self._share(sequence, member)
         self.reserve_rows()
+
+    def clear(self) -> None:
+        """Forget all searches; their sequences have been forgotten too."""
+        self._searches.clear()
+        self._trunks.clear()
 
     def check_integrity(self) -> None:
         """Assert that searches, sequences and parked ones agree; between steps only."""

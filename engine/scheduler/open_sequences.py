@@ -76,6 +76,19 @@ class OpenSequences:
         self._kv_cache.remove(sequence)
         del self.by_id[sequence.seq_id]
 
+    def clear(self) -> None:
+        """Forget all requests; their terminal deltas have been handed out."""
+        for request in self.requests.values():
+            request.open_choices.clear()
+            request.sequences.clear()
+        self.requests.clear()
+        self.by_id.clear()
+        self.running.clear()
+        self.waiting.clear()
+        self.parked.clear()
+        self.batch.clear()
+        self.num_reserved_rows = 0
+
     def close_choice(self, request: Request, index: int) -> None:
         """Note that the terminal delta of a choice has been handed out."""
         request.open_choices.remove(index)

@@ -47,6 +47,17 @@ class Outbox:
     def __init__(self) -> None:
         self.deltas: list[SequenceDelta] = []
         self.prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
+        # Requests that have begun to run since the last `take_started`.
+        self._started: list[Request] = []
+
+    def note_start(self, request: Request) -> None:
+        """A request runs for the first time."""
+        self._started.append(request)
+
+    def take_started(self) -> list[Request]:
+        """The requests that have begun to run since the last call."""
+        started, self._started = self._started, []
+        return started
 
     def take_deltas(self) -> list[SequenceDelta]:
         """All deltas since the last call."""

@@ -60,6 +60,10 @@ class OrderedSequences:
         assert self._items[position] is sequence, sequence.seq_id
         del self._items[position]
 
+    def clear(self) -> None:
+        """Take all out."""
+        self._items.clear()
+
     def check_integrity(self) -> None:
         """Assert that the order holds."""
         keys = [self._order(sequence) for sequence in self._items]
@@ -89,3 +93,8 @@ class WaitingQueue(OrderedSequences):
         """Take a sequence out; it must be there."""
         super().remove(sequence)
         self._passes.pop(sequence.seq_id, None)
+
+    def clear(self) -> None:
+        """Take all out."""
+        super().clear()
+        self._passes.clear()

@@ -1,5 +1,6 @@
 """Decides what each step computes, and what its results mean for the sequences."""
 
+import logging
 from collections.abc import Sequence as SequenceOf
 
 from octavo.config.scheduler import SchedulerConfig
@@ -21,6 +22,8 @@ from octavo.engine.scheduler.step_plan import StepPlan, chunk_size
 
 # Looking up a member of an enum costs more than the rest of the test in which this stands.
 _RUNNING = SequenceStatus.RUNNING
+
+_logger = logging.getLogger(__name__)
 
 
 class Scheduler:
@@ -50,6 +53,7 @@ class Scheduler:
         # Choices that will draw their first token from the row of this step, by their parent.
         self._children: dict[int, list[Sequence]] = {}
         self._last_step_tokens = 0
+        self._num_integrity_errors = 0
 
     # Requests come and go, between steps.
 
@@ -196,6 +200,32 @@ class Scheduler:
         """All deltas since the last call."""
         return self._outbox.take_deltas()
 
+    def take_started(self) -> list[Request]:
+        """Open requests that have begun to run since the last call."""
+        return [request for request in self._outbox.take_started() if not request.finished]
+
+    def fail_all(self, reason: str) -> None:
+        """End every request with an error and take back all that is held.
+
+        For a step that failed half way: nothing of its state is relied on.
+        """
+        for request in self._open.requests.values():
+            for index in sorted(request.open_choices):
+                self._outbox.put_end(request, index, FinishReason.ERROR, error=reason)
+        self._open.clear()
+        self._beams.clear()
+        self._kv_cache.clear()
+        self._children.clear()
+        self._outbox.prompt_logprobs.clear()
+
+    def verify(self) -> None:
+        """Count a contradiction in the bookkeeping instead of failing; between steps only."""
+        try:
+            self.check_integrity()
+        except AssertionError:
+            _logger.exception("the bookkeeping of the cache contradicts itself")
+            self._num_integrity_errors += 1
+
     def _note_computed(self, sequence: Sequence, num_tokens: int, output: ModelOutput) -> None:
         if sequence.num_computed_tokens % self._kv_cache.block_size < num_tokens:
             self._kv_cache.cache_full_blocks(sequence)
@@ -326,6 +356,7 @@ class Scheduler:
             prefix_cache_queries=self._admission.num_cache_queries,
             prefix_cache_hits=self._admission.num_cache_hits,
             num_steps=self._open.batch.num_steps,
+            num_integrity_errors=self._num_integrity_errors,
             last_step_tokens=self._last_step_tokens,
         )
 

@@ -33,6 +33,7 @@ EXPECTED = {
     "octavo:kv_cache_waste_perc",
     "octavo:kv_offload_usage_perc",
     "octavo:kv_offload_hits",
+    "octavo:kv_cache_integrity_errors",
     "octavo:request_success",
     "octavo:requests_rejected",
     "octavo:requests_timed_out",
