@@ -1,11 +1,19 @@
 """What to load and in which precision."""
 
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from octavo.config.base import ConfigModel
+
+_SAMPLING_RANGES = {
+    "temperature": (0, 2),
+    "top_p": (0, 1),
+    "top_k": (-1, 2**31 - 1),
+    "min_p": (0, 1),
+    "repetition_penalty": (1e-6, 1e6),
+}
 
 
 class DType(StrEnum):
@@ -60,11 +68,30 @@ class LoadConfig(ConfigModel):
         description="Where sampling defaults come from: auto (the checkpoint's "
         "generation_config.json), none, or a directory.",
     )
+    override_generation_config: dict[str, Any] | None = Field(
+        default=None,
+        description="JSON object of sampling defaults over those of --generation-config, such as "
+        '{"temperature": 0.5}; temperature, top_p, top_k, min_p or repetition_penalty.',
+    )
     seed: int | None = Field(
         default=None,
         description="Fixes the draws of requests without a seed of their own; "
         "default: they differ from run to run.",
     )
+
+    @field_validator("override_generation_config")
+    @classmethod
+    def _check_defaults(cls, values: dict[str, Any] | None) -> dict[str, Any] | None:
+        for name, value in (values or {}).items():
+            if name not in _SAMPLING_RANGES:
+                raise ValueError(f"{name} is none of {', '.join(_SAMPLING_RANGES)}")
+            low, high = _SAMPLING_RANGES[name]
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not low <= value <= high:
+                raise ValueError(f"{name} must be a number from {low:g} to {high:g}")
+            if name == "top_k" and not isinstance(value, int):
+                raise ValueError("top_k must be an integer")
+        return values
 
     @property
     def needs_weights(self) -> bool:

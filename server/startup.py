@@ -49,8 +49,10 @@ def load_engine(
     launch = launch_of(executor, profiled)
     engine = LLMEngine(engine_config, limits, profiled or executor, launch)
     logger.info("Loaded and warmed up in %.1f s", time.monotonic() - started)
-    if checkpoint.generation_defaults:
-        logger.info("Sampling defaults of the model: %s", dict(checkpoint.generation_defaults))
+    defaults = dict(checkpoint.generation_defaults)
+    defaults |= engine_config.load.override_generation_config or {}
+    if defaults:
+        logger.info("Sampling defaults: %s", defaults)
 
     def make_thread(on_step: OnStep, on_fatal: OnFatal) -> EngineThread:
         return EngineLoop(engine, on_step, on_fatal)
@@ -63,7 +65,7 @@ def load_engine(
         vocab_size=limits.vocab_size,
         tokenizer=tokenizer,
         chat_template=template,
-        default_sampling_params=checkpoint.generation_defaults,
+        default_sampling_params=defaults,
         embedding=checkpoint.embedding,
         generates=checkpoint.generates,
     )

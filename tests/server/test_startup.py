@@ -9,6 +9,7 @@ import pytest
 from octavo_fixtures import END_THINK_ID, EOS_ID
 
 from octavo.config.engine import EngineConfig
+from octavo.config.load import LoadConfig
 from octavo.config.server import ServerConfig
 from octavo.engine.core.errors import ConfigurationError
 from octavo.server.served_model import ServedModel
@@ -70,3 +71,31 @@ def test_the_tags_of_the_reasoning_are_text(named_templates: Path) -> None:
     shown = load(named_templates, reasoning_parser="qwen3").tokenizer
     assert END_THINK_ID not in shown.special_ids
     assert EOS_ID in shown.special_ids
+
+
+def test_sampling_defaults_of_the_operator_go_over_the_models(markov_dir: MakeMarkov) -> None:
+    path = markov_dir(generation_config={"temperature": 0.7, "top_k": 20})
+    load_config: dict[str, Any] = {"model": str(path), "load_format": "null"}
+    load_config["override_generation_config"] = {"temperature": 0.5, "min_p": 0.1}
+    config = EngineConfig.model_validate(
+        {"load": load_config, "cache": {"num_gpu_blocks_override": 64}, "device": {"device": "cpu"}}
+    )
+    model = load_engine(ServerConfig(), config, lambda stage: None).model
+    assert model.default_sampling_params == {"temperature": 0.5, "top_k": 20, "min_p": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("defaults", "named"),
+    [
+        ({"temperatur": 1}, "temperatur is none of temperature"),
+        ({"temperature": 3}, "temperature must be a number from 0 to 2"),
+        ({"top_p": float("nan")}, "top_p must be"),
+        ({"min_p": True}, "min_p must be"),
+        ({"top_k": 1.5}, "top_k must be an integer"),
+    ],
+)
+def test_sampling_defaults_that_cannot_work_are_refused(
+    defaults: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ValueError, match=named):
+        LoadConfig(override_generation_config=defaults)
