@@ -119,7 +119,7 @@ async def test_b03_logit_bias(drawn: MakeSettings, path: str) -> None:
         for bias in ({"515": -100}, {"-1": 1}, {"65": 101}, {"1" * 20: 1}):
             await check_refused(server, path, "logit_bias", logit_bias=bias)
         raw = json.dumps(body_of(path))[:-1].encode() + b', "logit_bias": {"65": NaN}}'
-        check_error(await server.post_raw(path, raw), 400)
+        check_error(await server.post_raw(path, raw), 400, "logit_bias")
         fields = body_of(path, max_tokens=3, temperature=0, logit_bias={"65": 100})
         (choice,) = (await server.post(path, **fields)).json()["choices"]
         text = choice["text"] if path == COMPLETIONS else choice["message"]["content"]
