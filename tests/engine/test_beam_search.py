@@ -7,6 +7,10 @@ import torch
 from hf_pair import Pair, make_pair
 from model_engine import ModelEngine
 
+from octavo.engine.core.errors import InvalidRequestError
+from octavo.engine.core.limits import HostMemory
+from octavo.engine.core.request import FinishReason
+
 VOCAB_SIZE = 40
 EOS = 16
 RARE_EOS = 5
@@ -99,8 +103,9 @@ def test_end_tokens_may_be_ignored(pair: Pair) -> None:
     check(engine, "a", expected(pair, ids, (), 3, 3, max_new_tokens=10), ())
 
 
+@pytest.mark.parametrize("mode", ["swap", "recompute"])
 @pytest.mark.parametrize("caching", [True, False])
-def test_f02_beams_survive_preemption(pair: Pair, caching: bool) -> None:
+def test_f02_beams_survive_preemption(pair: Pair, caching: bool, mode: str) -> None:
     engine = ModelEngine(
         pair.ours,
         num_blocks=28,
@@ -108,6 +113,8 @@ def test_f02_beams_survive_preemption(pair: Pair, caching: bool) -> None:
         max_num_seqs=16,
         max_num_batched_tokens=17,
         cache={"enable_prefix_caching": caching},
+        scheduler={"preemption_mode": mode},
+        host_memory=HostMemory(200),
     )
     wanted = {}
     for seed in range(4):
@@ -115,7 +122,9 @@ def test_f02_beams_survive_preemption(pair: Pair, caching: bool) -> None:
         engine.add(f"r{seed}", ids, n=4, use_beam_search=True, max_tokens=20)
         wanted[f"r{seed}"] = expected(pair, ids, (RARE_EOS,), 4, 4, max_new_tokens=20)
     engine.run()
-    assert engine.engine.stats().num_preemptions > 0
+    stats = engine.engine.stats()
+    assert stats.num_preemptions > 0
+    assert (stats.num_preemptions_by_swap > 0) == (mode == "swap")
     for name, texts in wanted.items():
         check(engine, name, texts, (RARE_EOS,))
 
@@ -142,3 +151,25 @@ def test_log_probabilities_of_beams_add_up(pair: Pair) -> None:
     scored = engine.result("a", 0).prompt_logprobs
     assert scored is not None and [record.token_id for record in scored] == ids[1:]
     assert engine.result("a", 1).prompt_logprobs is None
+
+
+def test_bad_words_that_leave_too_few_texts_are_named(pair: Pair) -> None:
+    allowed = (5, 6, 7)
+    engine = ModelEngine(pair.ours)
+    options = {"allowed_token_ids": allowed, "ignore_eos": True, "max_tokens": 1}
+    engine.add(
+        "a",
+        prompt(6, 1),
+        n=3,
+        use_beam_search=True,
+        bad_words_token_ids=((5,), (6,)),
+        **options,
+    )
+    engine.run()
+    assert engine.result("a", 0).token_ids == (7,)
+    for index in (1, 2):
+        (delta,) = engine.deltas["a", index]
+        assert delta.finish_reason is FinishReason.ERROR
+        assert isinstance(delta.refusal, InvalidRequestError)
+        assert delta.refusal.param == "bad_words"
+        assert "only 1" in str(delta.error)

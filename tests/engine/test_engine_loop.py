@@ -295,3 +295,15 @@ def test_a_picture_of_the_blocks_is_taken_between_steps(receiver: Receiver) -> N
     receiver.wait(lambda: len(maps) == 2)
     owners = [{block.owner for block in found.blocks} for found in maps]
     assert owners == [{BlockOwner.FREE}, {BlockOwner.FREE, BlockOwner.CACHED}]
+
+
+def test_the_bookkeeping_is_verified_once_the_engine_is_idle(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("octavo.engine.engine_loop.IDLE_CHECK_S", 0.01)
+    receiver.harness.engine._kv_cache._pool.allocate(1)
+    receiver.loop.start()
+    receiver.wait(lambda: any(stats.num_integrity_errors == 1 for stats in receiver.stats))
+    receiver.loop.post(request("a"))
+    receiver.wait(lambda: receiver.ended("a"))
+    assert receiver.reasons("a") == ["length"]

@@ -82,3 +82,20 @@ def test_without_the_prefix_cache_nothing_waits() -> None:
         harness.add(name, prompt(12), max_tokens=1)
     harness.step()
     assert harness.chunks == [(0, 12), (1, 12)]
+
+
+@pytest.mark.parametrize(("length", "n"), [(37, 4), (48, 8), (100, 5)])
+def test_choices_hold_their_prompt_once_and_their_own_tails(length: int, n: int) -> None:
+    harness = Harness(Sizes(num_blocks=64, block_size=16, max_num_batched_tokens=128))
+    harness.add("a", prompt(length), n=n, max_tokens=20, temperature=1.0, seed=1)
+    harness.step()
+    # All of them still share the last block, be it partly filled.
+    assert harness.engine.stats().num_used_blocks == -(-length // 16)
+    for num_output in range(1, 19):
+        harness.step()
+        num_own = -(-(length + num_output) // 16) - length // 16
+        assert harness.engine.stats().num_used_blocks == length // 16 + n * num_own
+    # The last one to write into the shared block needs no copy.
+    copies = sum(len(plan.block_copies) for plan in harness.executor.plans)
+    assert copies == (n - 1 if length % 16 else 0)
+    harness.run()
