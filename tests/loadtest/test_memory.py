@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from octavo.config.load import DType
+from octavo.loadtest.cli import bench
 from octavo.loadtest.memory.block_sizes import SIZES
 from octavo.loadtest.memory.engine import CacheShape, ModelChoice, make_engine, run
 from octavo.loadtest.memory.group import memory
@@ -115,3 +116,7 @@ def test_block_sizes(random_llama_dir: Path) -> None:
     waste, hits, entries = ([float(row[column]) for row in rows] for column in (1, 2, 3))
     assert waste == sorted(waste) and hits == sorted(hits, reverse=True)
     assert entries == [512 / size for size in SIZES]
+
+
+def test_the_commands_are_part_of_bench() -> None:
+    assert bench.commands["memory"] is memory
