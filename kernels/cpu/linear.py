@@ -57,8 +57,11 @@ def pack_linear(weight: Tensor, bias: Tensor | None) -> PackedWeight:
     rows, columns = weight.shape
     depth = 2 if weight.dtype == torch.bfloat16 else 1
     padded = torch.nn.functional.pad(weight.detach(), (0, -columns % depth, 0, -rows % PANEL))
-    by_panel = padded.view(padded.shape[0] // PANEL, PANEL, -1, depth).transpose(1, 2)
-    panels = weight_memory.empty(tuple(by_panel.shape), weight.dtype).copy_(by_panel)
+    # What lies side by side in a panel moves as one number, which is several times as fast.
+    wide = padded.contiguous().view(torch.int32) if depth == 2 else padded
+    by_panel = wide.view(wide.shape[0] // PANEL, PANEL, -1).transpose(1, 2)
+    memory = weight_memory.empty(tuple(by_panel.shape), wide.dtype).copy_(by_panel)
+    panels = memory.view(weight.dtype).view(*by_panel.shape, depth)
     wide_bias = None
     if bias is not None:
         wide_bias = torch.nn.functional.pad(bias.detach().float(), (0, -rows % PANEL))
