@@ -210,7 +210,7 @@ def zero_hits(
 
 
 @_command
-@_count("--num-prompts", 32, "Number of requests.")
+@_count("--num-prompts", 24, "Number of requests.")
 @_count("--cache-tokens", 16384, "Memory of both sides, in tokens of the cache.")
 @_count("--max-model-len", 2048, "Longest context in tokens.")
 @_scale
