@@ -1,0 +1,121 @@
+"""One run: correct kernels, their speed, two models, peers; a table and a file of JSON."""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from octavo.config.model import ModelConfig
+from octavo.loadtest.gpu.correctness import check_kernels
+from octavo.loadtest.gpu.models import measure_models
+from octavo.loadtest.gpu.shapes import DRY, GPU, Plan
+from octavo.loadtest.gpu.speed import measure_ceilings, measure_kernels
+
+
+def run(plan: Plan) -> dict[str, Any]:
+    """All figures; writes each line as it comes."""
+    started = time.monotonic()
+    result: dict[str, Any] = {"device": _device_name(plan), "torch": torch.__version__}
+    checks = []
+    for name, error, limit in check_kernels(plan):
+        checks.append({"name": name, "error": error, "limit": limit, "ok": error <= limit})
+        if error > limit:
+            _say(f"WRONG {name}: error {error:.2e}, allowed {limit:.2e}")
+    result["checks"] = checks
+    wrong = sum(not check["ok"] for check in checks)
+    _say(f"{len(checks)} checks against float64, {wrong} wrong")
+    ceilings = measure_ceilings(plan)
+    result["ceilings"] = ceilings._asdict()
+    _say(
+        f"ceilings: copy {ceilings.bandwidth / 1e9:.0f} GB/s, "
+        f"matmul {ceilings.compute / 1e12:.1f} TFLOP/s"
+    )
+    result["kernels"] = []
+    for figure in measure_kernels(plan, ceilings):
+        result["kernels"].append(figure._asdict())
+        _say(
+            f"{figure.name:<24} {figure.microseconds:>10.1f} us {figure.reached:>9.1f} "
+            f"{figure.unit:<8} {figure.share:>6.1%}"
+        )
+    result["models"] = []
+    for model in measure_models(plan, ceilings):
+        result["models"].append(model.as_json())
+        _say(
+            f"{model.name}: {model.kv_blocks} KV blocks, prefill {model.prefill_tflops:.1f} "
+            f"TFLOP/s, compiled while serving: {', '.join(model.compiled_late) or 'nothing'}"
+        )
+        for decode in model.decodes:
+            _say(
+                f"  batch {decode.batch:<4} {decode.step_ms:>8.3f} ms a step "
+                f"{decode.tokens_per_second:>9.0f} tokens/s {decode.share:>6.1%} of the limit"
+            )
+    result["peers"] = {"transformers": _transformers(plan, plan.models[-1])}
+    _say(
+        f"transformers generate, {plan.models[-1].model_type}, batch "
+        f"{plan.model_batches[1]}: {result['peers']['transformers']:.0f} tokens/s"
+    )
+    result["seconds"] = time.monotonic() - started
+    result["ok"] = not wrong and not any(model["compiled_late"] for model in result["models"])
+    return result
+
+
+def _transformers(plan: Plan, facts: ModelConfig) -> float:
+    """Generated tokens per second of transformers with the same shape, random weights too."""
+    config = AutoConfig.for_model(
+        facts.model_type,
+        vocab_size=facts.vocab_size,
+        hidden_size=facts.hidden_size,
+        intermediate_size=facts.intermediate_size,
+        num_hidden_layers=facts.num_layers,
+        num_attention_heads=facts.num_heads,
+        num_key_value_heads=facts.num_kv_heads,
+        head_dim=facts.head_dim,
+    )
+    with torch.device(plan.device):
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, plan.dtype)).eval()
+    batch = plan.model_batches[1]
+    ids = torch.ones((batch, plan.model_prompt), dtype=torch.int64, device=plan.device)
+    options = {"do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(ids)}
+    best = float("inf")
+    for _ in range(2):
+        started = time.perf_counter()
+        model.generate(
+            ids, min_new_tokens=plan.model_output, max_new_tokens=plan.model_output, **options
+        )
+        best = min(best, time.perf_counter() - started)
+    return batch * plan.model_output / best
+
+
+def _device_name(plan: Plan) -> str:
+    return torch.cuda.get_device_name() if plan.device == "cuda" else "CPU (dry run)"
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs and writes the file; 1 where a kernel is wrong or one was compiled while serving."""
+    parser = argparse.ArgumentParser(prog="gpu_check.sh", description=__doc__)
+    parser.add_argument("--dry", action="store_true", help="tiny shapes on CPU")
+    parser.add_argument("--output", type=Path, default=Path("results/gpu_check.json"))
+    options = parser.parse_args(arguments)
+    if not options.dry and not torch.cuda.is_available():
+        _say("no usable GPU was found; --dry runs tiny shapes on CPU")
+        return 2
+    result = run(DRY if options.dry else GPU)
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    _say(f"{result['seconds']:.0f} s; {options.output}; {'ok' if result['ok'] else 'FAILED'}")
+    return 0 if result["ok"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
