@@ -45,6 +45,7 @@ _REQUEST = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
+_LAG = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5)
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _TOKENS = tuple(factor * 10**power for power in range(6) for factor in (1, 2, 5))
 _CHOICES = (1, 2, 5, 10, 20)
@@ -294,6 +295,9 @@ class ServerMetrics:
         self._step_tokens = self._histogram(
             "iteration_tokens_total", "Tokens computed per step.", _STEP_TOKENS
         )
+        self._lag = self._histogram(
+            "event_loop_lag_seconds", "How late the event loop woke what had to wait.", _LAG
+        )
         self._http_duration = Histogram(
             "http_request_duration_seconds",
             "Time from the request's head to the end of the answer.",
@@ -347,6 +351,11 @@ class ServerMetrics:
     def note_tasks(self, count: int) -> None:
         """Record how many tasks the event loop has now."""
         self._tasks.labels(*self._labels).set(count)
+
+    @_guarded
+    def observe_lag(self, seconds: float) -> None:
+        """Record how late the event loop ran something."""
+        self._lag.labels(*self._labels).observe(seconds)
 
     @_guarded
     def observe_step(self, num_tokens: int) -> None:

@@ -27,6 +27,7 @@ _POLL_S = 0.05
 _FLUSH_S = 5.0
 _THREAD_STOP_S = 10.0
 _WATCHDOG_MAX_POLL_S = 1.0
+_LAG_PERIOD_S = 0.1
 
 
 class Supervisor:
@@ -111,6 +112,7 @@ class Supervisor:
             state.profiler = Profiler(loaded.profiled)
         state.metrics.attach_engine(loaded.model.name, loaded.cache_info, engine.stats)
         engine.start()
+        self._tasks.append(asyncio.create_task(self._measure_lag()))
         self._tasks.append(asyncio.create_task(self._watch(engine)))
         if not self._server_config.disable_log_stats:
             self._tasks.append(asyncio.create_task(self._log_stats(engine)))
@@ -138,6 +140,13 @@ class Supervisor:
             if engine.step_seconds() > limit:
                 logger.error("The engine's thread stands here:\n%s", thread_stack("engine"))
                 engine.fail(f"a step ran longer than --watchdog-timeout ({limit:g} s)")
+
+    async def _measure_lag(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + _LAG_PERIOD_S
+            await asyncio.sleep(_LAG_PERIOD_S)
+            self._state.metrics.observe_lag(loop.time() - due)
 
     async def _log_stats(self, engine: AsyncEngine) -> None:
         metrics = self._state.metrics

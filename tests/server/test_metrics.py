@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 
 import pytest
 from octavo_fixtures import byte_ids, token_id
@@ -52,6 +53,7 @@ EXPECTED = {
     "octavo:request_params_max_tokens",
     "octavo:request_params_n",
     "octavo:iteration_tokens_total",
+    "octavo:event_loop_lag_seconds",
     "octavo:event_loop_tasks",
     "process_resident_memory_bytes",
     "process_virtual_memory_bytes",
@@ -91,6 +93,17 @@ async def test_every_promised_metric_is_there(serve_app: ServeApp) -> None:
         text = (await served.client.get("/metrics")).text
 
     assert {family.name for family in text_string_to_metric_families(text)} == EXPECTED
+
+
+async def test_an_event_loop_that_is_held_up_shows(serve_app: ServeApp) -> None:
+    async with serve_app(HELLO) as served:
+        await served.wait_for(Phase.READY)
+        await asyncio.sleep(0.01)  # the measuring has begun
+        time.sleep(0.5)  # what nobody may do on an event loop
+        await asyncio.sleep(0.01)
+        samples = await scrape(served)
+
+    assert value(samples, "octavo:event_loop_lag_seconds_sum") > 0.3
 
 
 async def test_g07_gauges_return_to_zero_and_tokens_equal_usage(serve_app: ServeApp) -> None:
