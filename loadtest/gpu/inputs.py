@@ -64,7 +64,7 @@ def seconds(action: Callable[[], object], device: str, repeats: int) -> float:
     """Median time of `action` on the device; the first runs compile and are left out."""
     for _ in range(3):
         action()
-    times = []
+    times: list[float] = []
     for _ in range(repeats):
         if device == "cuda":
             begin, end = (

@@ -1,7 +1,8 @@
 """Kernels against what the device can move and multiply, measured in the same run."""
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -86,11 +87,20 @@ def _measure_linear(plan: Plan, ceilings: Ceilings) -> Iterator[Figure]:
     packed = [ops.pack_linear(weight) for weight in weights]
     for rows in plan.linear_rows:
         x = torch.randn(rows, depth, device=plan.device).to(dtype)
-        ours = seconds(lambda x=x: [ops.linear(x, w) for w in packed], plan.device, plan.repeats)
-        library = seconds(lambda x=x: [F.linear(x, w) for w in weights], plan.device, plan.repeats)
+        ours = seconds(
+            partial(_apply_all, partial(ops.linear, x), packed), plan.device, plan.repeats
+        )
+        library = seconds(
+            partial(_apply_all, partial(F.linear, x), weights), plan.device, plan.repeats
+        )
         moved = len(weights) * weights[0].nbytes
         yield _bytes(f"linear {rows}", ours, moved, ceilings)
         yield _bytes(f"  torch linear {rows}", library, moved, ceilings)
+
+
+def _apply_all(product: Callable[[Any], object], weights: Sequence[Any]) -> None:
+    for weight in weights:
+        product(weight)
 
 
 def _bytes(name: str, time: float, moved: float, ceilings: Ceilings) -> Figure:
