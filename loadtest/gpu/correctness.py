@@ -31,7 +31,6 @@ def exact_attention(case: Case, window: int | None) -> Tensor:
             .repeat_interleave(group, 0)
             for cache in (case.key_cache, case.value_cache)
         )
-        keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
         q = case.q[starts[row] : starts[row + 1]].double().transpose(0, 1)
         places = torch.arange(length, device=q.device)
         positions = places[length - q.shape[1] :, None]
