@@ -307,12 +307,12 @@ def _score_span(code: int, a: int, f: int, here: int, count: int) -> bool:
         keys = load_i64(a, _KEYS) + cache_row * key_bytes
         in_block = block_size - (here + column) % block_size
         take = min(in_block, count - column)
-        _fetch(load_i64(a, _VALUES) + cache_row * key_bytes, take * key_bytes)
         if column + take < count:
             next_row = _cache_row(a, f, here + column + take)
         for start in range(0, take, DOT_KEYS):
             # At the end of a block step back rather than read past it.
             key = min(start, in_block - DOT_KEYS)
+            _fetch(load_i64(a, _VALUES) + (cache_row + key) * key_bytes, DOT_KEYS * key_bytes)
             for row in range(0, rows, DOT_ROWS):
                 dot_tile(
                     literally(code),
