@@ -48,7 +48,12 @@ def test_every_folder_with_modules_is_a_package() -> None:
 def test_packages_hold_only_modules() -> None:
     # The wheel takes no other file; one that is needed has to be named in package-data first.
     # Pages and examples are for readers of the repository.
-    examples = (ROOT / "config" / "examples", ROOT / "loadtest" / "scenarios")
+    # So is the script that starts the check of a GPU from a clone.
+    examples = (
+        ROOT / "config" / "examples",
+        ROOT / "loadtest" / "scenarios",
+        ROOT / "loadtest" / "gpu_check.sh",
+    )
     others = [
         str(path.relative_to(ROOT))
         for package in PACKAGES
