@@ -3,7 +3,7 @@
 
 One job at a time is described in shared memory. Threads claim its chunks by one atomic
 addition each, so the caller can do all the work itself. Helpers never hold the GIL. After
-a job they look for the next one for some tens of microseconds, longer than the pause between
+a job they look for the next one for about a tenth of a millisecond, longer than the pause between
 two jobs of a step; then they sleep, so that between steps the processor is free for the
 threads that speak HTTP, and whoever shares out a job wakes them.
 
@@ -267,13 +267,16 @@ class Pool:
         """Threads that share a job, the caller included."""
         return len(self._threads) + 1
 
-    def run(self, kernel: Kernel, chunks: int, *arguments: int, first: int = 0) -> int:
+    def run(
+        self, kernel: Kernel, chunks: int, *arguments: int, first: int = 0, long: bool = False
+    ) -> int:
         """Run all chunks and return when they are done; `first` is a kernel to run before.
 
-        The result is what a kernel reported, or 0.
+        A single chunk keeps the GIL unless it is `long`, more than some microseconds. The result
+        is what a kernel reported, or 0.
         """
         values = arguments + (0,) * (MAX_ARGUMENTS - len(arguments))
-        run = _run_short if chunks <= 1 else _run_shared
+        run = _run_short if chunks <= 1 and not long else _run_shared
         return int(run(self._state, first, kernel.address, chunks, values))
 
     def run_program(self, instructions: NDArray[np.int64]) -> int:
@@ -298,7 +301,9 @@ def _prepare(state: int, num_threads: int) -> None:
 @compiled
 def _stop(state: int) -> None:
     atomic_store(state + _STOP, 1)
-    _wake_helpers(state)
+    # For each, whatever it is about to do: no later job would wake one that was missed.
+    for _ in range(load_i64(state + _THREADS, 0)):
+        semaphore_post(state + _WORK_SEMAPHORE)
 
 
 @cache

@@ -56,7 +56,7 @@ def draw(logits: Tensor, rows: Tensor, temperature: Tensor, uniforms: Tensor) ->
     settings = [x.contiguous() for x in (uniforms, rows, temperature)]
     addresses = [x.data_ptr() for x in (ids, *settings)]
     arguments = (logits.data_ptr(), logits.stride(0), logits.shape[1], *addresses)
-    shared_pool().run(_draw, rows.shape[0], *arguments)
+    shared_pool().run(_draw, rows.shape[0], *arguments, long=True)
     return ids
 
 
@@ -69,7 +69,7 @@ def draw_filtered(
     settings = [x.contiguous() for x in given]
     addresses = [x.data_ptr() for x in (ids, *settings)]
     arguments = (logits.data_ptr(), logits.stride(0), logits.shape[1], *addresses)
-    shared_pool().run(_draw_filtered, rows.shape[0], *arguments)
+    shared_pool().run(_draw_filtered, rows.shape[0], *arguments, long=True)
     return ids
 
 

@@ -174,3 +174,25 @@ def test_jobs_with_pauses_between_them(pool: Pool) -> None:
             pass
         pool.run(_count, 8, counts.ctypes.data)
     assert (counts == 200).all()
+
+
+def test_a_long_chunk_leaves_the_gil_to_other_threads() -> None:
+    pool = Pool(1)
+    count = np.zeros(1, np.int64)
+    other = threading.Thread(target=lambda: pool.run(_meeting, 1, count.ctypes.data, 2, long=True))
+    other.start()
+    while count[0] == 0:
+        time.sleep(0.001)
+    count[0] = 2  # held back by the GIL, this would come after the kernel gave up
+    other.join(timeout=2)
+    assert not other.is_alive()
+
+
+def test_pools_that_have_just_worked_can_be_closed() -> None:
+    counts = np.zeros(8, np.int64)
+    for _ in range(50):
+        pool = Pool(4)
+        pool.run(_count, 8, counts.ctypes.data)
+        time.sleep(0.0001)
+        pool.close()
+    assert (counts == 50).all()
