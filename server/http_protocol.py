@@ -60,6 +60,9 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_complete = True
         if self._is_head_too_large():
             raise ValueError("the head of the request is too large")
+        if self.parser.get_method() == b"CONNECT":
+            # The parser takes each one for a change of protocol, with and without an offer.
+            raise ValueError("this is no proxy")
         names = {name for name, _ in self.headers}
         self._offers_upgrade = self.parser.should_upgrade() and _UPGRADE in names
         if not self._offers_upgrade:

@@ -187,6 +187,8 @@ POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/j
         (POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
         (b"GET /v1/\xff\xfe HTTP/1.1\r\n\r\n", 400),
         (b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+        (b"CONNECT /health HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+        (b"CONNECT http://a/b HTTP/1.1\r\nHost: a\r\nUpgrade: h2c\r\n\r\n", 400),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
         (b"GET /health HTTP/1.1\r\nX: " + b"a" * 70_000 + b"\r\n\r\n", 431),
         (b"GET /health HTTP/1.1\r\nX: " + b"a" * 400_000, 431),
