@@ -103,11 +103,12 @@ class ChatJob:
         return {"content": chat_content(records, self._style), "refusal": None}
 
     def _message(self, index: int, choice: CollectedChoice) -> dict[str, Any]:
-        text = self.echo_text + choice.text
         if self.reasoning is None:
+            text = self.echo_text + choice.text
             return {"role": "assistant", "content": text, "refusal": None}
         splitter = self.reasoning.splitter()
-        split = splitter.push(text, choice.token_ids, last=True)
+        echoed = splitter.push(self.echo_text, (), last=False)
+        split = echoed.joined(splitter.push(choice.text, choice.token_ids, last=True))
         self.usage.set_reasoning(index, splitter.num_tokens)
         return {
             "role": "assistant",
@@ -176,12 +177,12 @@ class ChatChunkWriter:
         for output in outputs:
             self._job.usage.add(number, output)
             state = self._choices[output.index]
-            text = output.text
+            echo_text = ""
             if not state.started:
                 state.started = True
                 events.append(self._role_chunk(state))
-                text = self._job.echo_text + text
-            for delta in self._deltas(state, text, output):
+                echo_text = self._job.echo_text
+            for delta in self._deltas(state, echo_text, output):
                 choice = self._write_delta(state, delta)
                 if choice is not None:
                     events.append(self._frame.chunk(choice))
@@ -204,11 +205,16 @@ class ChatChunkWriter:
         self._first = False
         return self._frame.chunk(state.prefix + _ROLE, more)
 
-    def _deltas(self, state: _ChunkState, text: str, output: ChoiceOutput) -> tuple[_Delta, ...]:
+    def _deltas(
+        self, state: _ChunkState, echo_text: str, output: ChoiceOutput
+    ) -> tuple[_Delta, ...]:
         ids, records = output.token_ids, output.logprobs
         if state.splitter is None:
-            return (_Delta(text, ids, records),)
-        split = state.splitter.push(text, ids, last=output.finish_reason is not None)
+            return (_Delta(echo_text + output.text, ids, records),)
+        echoed = state.splitter.push(echo_text, (), last=False) if echo_text else None
+        split = state.splitter.push(output.text, ids, last=output.finish_reason is not None)
+        if echoed is not None:
+            split = echoed.joined(split)
         self._job.usage.set_reasoning(output.index, state.splitter.num_tokens)
         end = split.num_tokens
         return (

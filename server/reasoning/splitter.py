@@ -17,6 +17,12 @@ class SplitOutput(NamedTuple):
     content: str
     num_tokens: int
 
+    def joined(self, after: "SplitOutput") -> "SplitOutput":
+        """Put an echo, which has no tokens of its own, before what the model wrote."""
+        return SplitOutput(
+            self.reasoning + after.reasoning, self.content + after.content, after.num_tokens
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:

@@ -122,6 +122,29 @@ async def test_c08_a_continued_message_goes_on_reasoning(
     assert streamed["message"] == {"reasoning": reasoning, "content": "xyz"}
 
 
+@pytest.mark.parametrize(
+    ("script", "content", "num_tokens"),
+    [([ABC, XYZ], "<think>so</think>", 0), ([ABC, END_THINK_ID, XYZ], "<think>so ", 2)],
+)
+async def test_an_echo_has_no_tokens_of_its_own(
+    scripted: MakeSettings, script: list[int], content: str, num_tokens: int
+) -> None:
+    body = {
+        "messages": [*HI, {"role": "assistant", "content": content}],
+        "add_generation_prompt": False,
+        "continue_final_message": True,
+        "echo": True,
+        "temperature": 0,
+    }
+    settings = scripted(script, server={"reasoning_parser": "qwen3"})
+    async with served(settings) as server:
+        usage = (await server.post(CHAT, **body)).json()["usage"]
+        options = {"include_usage": True}
+        raw = (await server.post(CHAT, **body, stream=True, stream_options=options)).content
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": num_tokens}
+    assert json.loads(sse_events(raw)[-2])["usage"] == usage
+
+
 RESPONSES = "/v1/responses"
 
 
