@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
@@ -144,6 +145,7 @@ class AsyncEngine:
         log_requests: bool = False,
     ) -> None:
         self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
         self._thread = make_thread(self._step_from_thread, self._fatal_from_thread)
         self._processor = OutputProcessor(tokenizer)
         self._metrics = metrics
@@ -352,7 +354,9 @@ class AsyncEngine:
     def _step_from_thread(self, deltas: list[SequenceDelta], stats: EngineStats) -> None:
         # RuntimeError: the event loop is closed, so nobody waits for these any more.
         with contextlib.suppress(RuntimeError):
-            self._handoff.wait(has_backlog=len(self._backlog) > _MAX_BACKLOG)
+            # On its own thread the event loop would wait for a turn that only it can give.
+            if threading.get_ident() != self._loop_thread:
+                self._handoff.wait(has_backlog=len(self._backlog) > _MAX_BACKLOG)
             self._loop.call_soon_threadsafe(self._on_step, deltas, stats)
 
     def _fatal_from_thread(self, reason: str) -> None:
@@ -455,8 +459,12 @@ class AsyncEngine:
 
 
 def _is_corrupted(delta: SequenceDelta) -> bool:
-    """True for a row that the worker could not use; other errors come without ever running."""
-    return delta.finish_reason is FinishReason.ERROR and delta.scheduled_time is not None
+    """True for a row that the worker could not use; other errors come without ever running.
+
+    A row that the request's own settings left without a token is a refusal.
+    """
+    failed = delta.finish_reason is FinishReason.ERROR and delta.scheduled_time is not None
+    return failed and delta.refusal is None
 
 
 def _resolve(answer: asyncio.Future[Answer], value: Answer) -> None:

@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 from octavo.engine.core.pooling import Embedding
 
+NOTHING_LEFT = "the masks of the request leave no token that could be produced"
+"""The reason in `ModelOutput.failed` that is the request's own fault."""
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
@@ -43,8 +46,8 @@ class ModelOutput:
     have no entry in `sampled`.
     `candidates`: the likeliest continuations of beams with `sample`, best first; they have no
     entry in `sampled`, since the scheduler chooses.
-    `failed`: sequences whose row could not be used (NaN logits), with a reason; they have no
-    entry in `sampled`.
+    `failed`: sequences whose row could not be used (NaN logits, NOTHING_LEFT), with a reason;
+    they have no entry in `sampled`.
     """
 
     sampled: Mapping[int, tuple[int, ...]]

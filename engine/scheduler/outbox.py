@@ -1,7 +1,8 @@
 """Deltas that wait to be handed out, and when a text ends."""
 
+from octavo.engine.core.errors import InvalidRequestError
 from octavo.engine.core.limits import EngineLimits
-from octavo.engine.core.model_output import TokenLogprobs
+from octavo.engine.core.model_output import NOTHING_LEFT, TokenLogprobs
 from octavo.engine.core.pooling import Embedding
 from octavo.engine.core.request import FinishReason, Request
 from octavo.engine.core.request_output import SequenceDelta
@@ -92,5 +93,6 @@ class Outbox:
                 num_cached_tokens=num_cached_tokens,
                 scheduled_time=request.scheduled_time,
                 embedding=embedding,
+                refusal=InvalidRequestError(error) if error == NOTHING_LEFT else None,
             )
         )

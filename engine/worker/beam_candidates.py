@@ -5,11 +5,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from octavo.engine.core.model_output import BeamCandidate, TokenLogprobs
+from octavo.engine.core.model_output import NOTHING_LEFT, BeamCandidate, TokenLogprobs
 from octavo.engine.worker.batch_state import BatchState
 from octavo.engine.worker.input_batch import DrawBatch
 from octavo.engine.worker.logprobs import token_logprobs
-from octavo.engine.worker.sampler import NOT_FINITE, NOTHING_LEFT
+from octavo.engine.worker.sampler import NOT_FINITE
 from octavo.kernels import ops
 
 

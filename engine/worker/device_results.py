@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from octavo.engine.core.model_output import ModelOutput, TokenLogprobs
+from octavo.engine.core.model_output import NOTHING_LEFT, ModelOutput, TokenLogprobs
 from octavo.engine.core.scheduler_output import SchedulerOutput
 from octavo.engine.worker.adjustments import LogitAdjustments
 from octavo.engine.worker.batch_state import BatchState
@@ -20,7 +20,7 @@ from octavo.engine.worker.logprobs import token_logprobs
 from octavo.engine.worker.packed_step import StepInputs
 from octavo.engine.worker.pooler import Pooler
 from octavo.engine.worker.prompt_scores import PromptScorer
-from octavo.engine.worker.sampler import NOT_FINITE, NOTHING_LEFT
+from octavo.engine.worker.sampler import NOT_FINITE
 from octavo.kernels import ops
 from octavo.kernels.sampling_args import ScoredTokens
 

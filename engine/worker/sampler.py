@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from octavo.engine.core.model_output import TokenLogprobs
+from octavo.engine.core.model_output import NOTHING_LEFT, TokenLogprobs
 from octavo.engine.worker.batch_state import BatchState
 from octavo.engine.worker.input_batch import DrawBatch
 from octavo.engine.worker.logprobs import token_logprobs
@@ -20,7 +20,6 @@ from octavo.kernels import ops
 from octavo.kernels.sampling_args import SamplingFilters
 
 NOT_FINITE = "the model produced logits that are not finite (NaN or infinity)"
-NOTHING_LEFT = "the masks of the request leave no token that could be produced"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Sampling through the whole server, on a model whose next-token distributions are known."""
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -148,3 +149,13 @@ async def test_d08_rows_of_mixed_batches(markov_dir: MakeMarkov) -> None:
             mean = 400 * wanted[possible]
             distance = float(((found[possible] - mean) ** 2 / mean).sum())
             assert distance < CHI_SQUARE[int(possible.sum()) - 1], (name, found)
+
+
+async def test_masks_that_leave_nothing_are_the_requests_own_fault(markov_dir: MakeMarkov) -> None:
+    masked: dict[str, Any] = {"prompt": "z", "allowed_token_ids": [EOS_ID], "min_tokens": 1}
+    beams = {"n": 2, "use_beam_search": True, "allowed_token_ids": [65, 66], "max_tokens": 1}
+    async with whole_server(markov_dir([65, 66])) as server:
+        await server.refused(COMPLETIONS, **masked)
+        await server.refused(COMPLETIONS, prompt="z", **beams, ignore_eos=True, bad_words=["A"])
+        metrics = (await server.client.get("/metrics")).text
+    assert re.search(r"^octavo:corrupted_requests_total\{.*\} 0\.0$", metrics, re.MULTILINE)

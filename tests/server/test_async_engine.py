@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing, asynccontextmanager
@@ -279,6 +280,26 @@ async def test_f08_a_step_that_never_ends_can_be_declared_dead(rig: Open) -> Non
         assert {type(result) for result in results} == {EngineDeadError}
         await r.died()
         assert r.deaths == ["the step hangs"]
+
+
+async def test_the_event_loop_never_waits_for_its_own_turn(
+    rig: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with rig(ENDLESS) as r:
+        waited: list[int] = []
+
+        def wait(has_backlog: bool = False) -> None:
+            waited.append(threading.get_ident())
+
+        monkeypatch.setattr(r.engine._handoff, "wait", wait)
+        task = asyncio.create_task(r.outputs(r.request(max_tokens=400)))
+        while not waited:
+            await asyncio.sleep(0.001)
+        r.engine.fail("the step hangs")
+        with pytest.raises(EngineDeadError):
+            await task
+
+        assert threading.get_ident() not in waited
 
 
 async def test_a_time_limit_frees_the_engine_though_nobody_reads(rig: Open) -> None:

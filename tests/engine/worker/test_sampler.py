@@ -5,9 +5,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from octavo.engine.core.model_output import NOTHING_LEFT
 from octavo.engine.core.sampling_params import SamplingParams
 from octavo.engine.core.scheduler_output import Fork
-from octavo.engine.worker.sampler import NOT_FINITE, NOTHING_LEFT
+from octavo.engine.worker.sampler import NOT_FINITE
 
 V = 50
 MakeDriver = Callable[..., object]
