@@ -29,7 +29,7 @@ def open_listener(config: ServerConfig) -> socket.socket:
     if inherited and config.uds is not None:
         raise ConfigurationError("--uds: a socket was handed down already; leave the setting out")
     if inherited:
-        return socket.socket(fileno=_FIRST_INHERITED)
+        return _take_inherited()
     if config.uds is not None:
         return _open_unix(Path(config.uds))
     try:
@@ -48,6 +48,20 @@ def open_listener(config: ServerConfig) -> socket.socket:
         )
     except OSError as error:
         raise ConfigurationError(_explain(config, error)) from error
+
+
+def _take_inherited() -> socket.socket:
+    try:
+        inherited = socket.socket(fileno=_FIRST_INHERITED)
+        if inherited.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            return inherited
+        inherited.close()
+        reason = "it does not listen"
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+    raise ConfigurationError(
+        f"The descriptor {_FIRST_INHERITED} that was handed down is no listening socket: {reason}"
+    )
 
 
 def _explain(config: ServerConfig, error: OSError) -> str:

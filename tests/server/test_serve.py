@@ -370,7 +370,7 @@ def test_a_socket_for_another_process_is_left_alone(monkeypatch: pytest.MonkeyPa
         assert opened.fileno() != 3
 
 
-@pytest.mark.parametrize(("count", "uds"), [("2", None), ("1", "/tmp/s")])
+@pytest.mark.parametrize(("count", "uds"), [("2", None), ("1", "/run/s")])
 def test_sockets_that_cannot_be_served_stop_the_start(
     monkeypatch: pytest.MonkeyPatch, count: str, uds: str | None
 ) -> None:
@@ -378,6 +378,18 @@ def test_sockets_that_cannot_be_served_stop_the_start(
     monkeypatch.setenv("LISTEN_FDS", count)
     with pytest.raises(ConfigurationError, match="handed down"):
         open_listener(ServerConfig(uds=uds))
+
+
+@pytest.mark.parametrize("kind", ["a file", "no server"])
+def test_a_descriptor_that_does_not_listen_stops_the_start(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    with socket.socket() if kind == "no server" else open(os.devnull) as held:
+        monkeypatch.setattr(listener, "_FIRST_INHERITED", os.dup(held.fileno()))
+        monkeypatch.setenv("LISTEN_PID", str(os.getpid()))
+        monkeypatch.setenv("LISTEN_FDS", "1")
+        with pytest.raises(ConfigurationError, match="is no listening socket"):
+            open_listener(ServerConfig(port=1))
 
 
 @pytest.mark.parametrize(
