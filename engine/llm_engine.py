@@ -89,6 +89,8 @@ class LLMEngine:
         """
         if not self._scheduler.has_requests:
             return self._scheduler.take_deltas()
+        # Those of the step before that nobody asked for: they would pile up.
+        self._scheduler.take_started()
         try:
             return self._step()
         except Exception as error:

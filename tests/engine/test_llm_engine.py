@@ -378,6 +378,14 @@ def test_a_failed_child_leaves_its_siblings() -> None:
     assert [harness.reason("a", index) for index in range(3)] == ["length", "error", "length"]
 
 
+def test_starts_that_nobody_asks_for_are_forgotten() -> None:
+    harness = Harness(Sizes(max_num_batched_tokens=8))
+    harness.add("a", prompt(24), max_tokens=2)
+    harness.step()
+    harness.step()
+    assert harness.engine.take_starts([]) == []
+
+
 def test_context_end_is_a_length_end() -> None:
     harness = Harness(Sizes(num_blocks=8, max_model_len=10))
     harness.add("a", prompt(4), max_tokens=6)
