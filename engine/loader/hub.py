@@ -15,7 +15,7 @@ from octavo.config.load import LoadConfig
 from octavo.engine.core.errors import CheckpointError
 from octavo.engine.loader.names import OnDownload, ignore_download
 
-_TOKENIZER_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
+_SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
 # Of the subfolders only 1_Pooling counts; others hold the same weights in other formats.
 _IGNORED = ["[!1]*/*", "consolidated*"]
 
@@ -31,7 +31,7 @@ def download(
 
     Raises CheckpointError, within seconds when there is no network and no cached snapshot.
     """
-    patterns = [*_TOKENIZER_FILES, "*.safetensors"] if weights else _TOKENIZER_FILES
+    patterns = [*_SMALL_FILES, "*.safetensors"] if weights else _SMALL_FILES
     try:
         return Path(
             snapshot_download(
