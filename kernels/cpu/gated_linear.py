@@ -9,16 +9,16 @@ import numpy as np
 from octavo.kernels.cpu.activation import GELU, GELU_TANH, SILU, activate
 from octavo.kernels.cpu.compiled import Kernel, inlined
 from octavo.kernels.cpu.intrinsics import keep_alive, load_f32, load_i64, store_f32
-from octavo.kernels.cpu.linear import fetch_from
-from octavo.kernels.cpu.numbers import CODES, round_row
+from octavo.kernels.cpu.linear import WEIGHT_KINDS, fetch_from
+from octavo.kernels.cpu.numbers import round_row
 from octavo.kernels.cpu.tile import MAX_ROWS, PANEL, gemm_tile
 
-# The kernel's arguments, in this order. `wide` holds float32 rows of even length, as does `out`.
+# The kernel's arguments, in this order. `wide` holds rows as the product reads them, `out` wide ones.
 (
     _CODE,
     _WIDE,
     _TOKENS,
-    _PADDED,
+    _ROW_BYTES,
     _WEIGHTS,
     _PANEL_BYTES,
     _STEPS,
@@ -45,13 +45,13 @@ def _gated_kernel(kind: int, activation: int) -> Callable[[Any, Any], None]:
     """The kernel for weights of element type `kind`."""
 
     def gated(a: Any, chunk: Any) -> None:
-        code, padded, inner = load_i64(a, _CODE), load_i64(a, _PADDED), load_i64(a, _INNER)
+        code, row_bytes, inner = load_i64(a, _CODE), load_i64(a, _ROW_BYTES), load_i64(a, _INNER)
         panel_bytes, steps, group = (
             load_i64(a, _PANEL_BYTES),
             load_i64(a, _STEPS),
             load_i64(a, _GROUP),
         )
-        panels, row_bytes = inner // PANEL, padded * 4
+        panels = inner // PANEL
         groups = (panels + group - 1) // group
         block = load_i64(a, _BLOCK)
         first_row = chunk // groups * block
@@ -106,7 +106,7 @@ def _gated_kernel(kind: int, activation: int) -> Callable[[Any, Any], None]:
 
 
 GATED_PRODUCTS = {
-    (dtype, activation): Kernel(_gated_kernel(code, activation))
-    for dtype, code in CODES.items()
+    (dtype, activation): Kernel(_gated_kernel(kind, activation))
+    for dtype, kind in WEIGHT_KINDS.items()
     for activation in (SILU, GELU, GELU_TANH)
 }

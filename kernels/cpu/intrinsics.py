@@ -29,6 +29,13 @@ def pointer(builder: Any, address: Any, element: ir.Type) -> Any:
     return builder.inttoptr(address, element.as_pointer())
 
 
+def emit_load(builder: Any, address: Any, kind: ir.Type, align: int) -> Any:
+    """What lies at `address`, which is a multiple of `align`."""
+    value = builder.load(pointer(builder, address, kind))
+    value.align = align
+    return value
+
+
 def _element(builder: Any, address: Any, index: Any, element: ir.Type) -> Any:
     return builder.gep(pointer(builder, address, element), [index])
 

@@ -24,8 +24,14 @@ from octavo.kernels.cpu.intrinsics import (
 from octavo.kernels.cpu.memory import weight_memory
 from octavo.kernels.cpu.numbers import CODES, F32, narrow_row, widen_row
 from octavo.kernels.cpu.pool import shared_pool
+from octavo.kernels.cpu.quantize import (
+    int8_panels,
+    quantize_all,
+    quantize_rows,
+    quantized_row_bytes,
+)
 from octavo.kernels.cpu.scratch import scratch
-from octavo.kernels.cpu.tile import MAX_ROWS, PANEL, gemm_tile
+from octavo.kernels.cpu.tile import INT8, MAX_ROWS, PANEL, gemm_tile
 
 _CHUNK_BYTES = 65536
 # A block of tokens in float32 has to stay in the level-2 cache beside a panel.
@@ -38,6 +44,7 @@ _WIDEN_ALONE = 65536
 class PackedWeight:
     """A weight [N, K] in panels, with zero rows and columns where N or K do not fill them.
 
+    The element type of `panels` says in which form; int8 are the whole numbers of a quantized one.
     What a call needs of the tensors is looked up once: that takes longer than a small product.
     """
 
@@ -49,7 +56,8 @@ class PackedWeight:
     bias_address: int
     num_panels: int
     panel_bytes: int
-    steps: int  # rows of a stored panel
+    steps: int  # rows of a stored panel, or groups
+    row_bytes: int  # of activations as the product reads them
 
 
 def pack_linear(weight: Tensor, bias: Tensor | None) -> PackedWeight:
@@ -62,6 +70,16 @@ def pack_linear(weight: Tensor, bias: Tensor | None) -> PackedWeight:
     by_panel = wide.view(wide.shape[0] // PANEL, PANEL, -1).transpose(1, 2)
     memory = weight_memory.empty(tuple(by_panel.shape), wide.dtype).copy_(by_panel)
     panels = memory.view(weight.dtype).view(*by_panel.shape, depth)
+    return _packed(weight, bias, panels, 4 * (columns + columns % 2))
+
+
+def pack_int8_linear(weight: Tensor, bias: Tensor | None) -> PackedWeight:
+    """See `octavo.kernels.ops.int8_weights`."""
+    return _packed(weight, bias, int8_panels(weight), quantized_row_bytes(weight.shape[1]))
+
+
+def _packed(weight: Tensor, bias: Tensor | None, panels: Tensor, row_bytes: int) -> PackedWeight:
+    rows, columns = weight.shape
     wide_bias = None
     if bias is not None:
         wide_bias = torch.nn.functional.pad(bias.detach().float(), (0, -rows % PANEL))
@@ -74,8 +92,9 @@ def pack_linear(weight: Tensor, bias: Tensor | None) -> PackedWeight:
         address=panels.data_ptr(),
         bias_address=0 if wide_bias is None else wide_bias.data_ptr(),
         num_panels=count,
-        panel_bytes=steps * PANEL * depth * panels.itemsize,
+        panel_bytes=panels[0].numel() * panels.itemsize,
         steps=steps,
+        row_bytes=row_bytes,
     )
 
 
@@ -88,16 +107,17 @@ def linear(x: Tensor, packed: PackedWeight) -> Tensor:
     out = x.new_empty((tokens, packed.num_outputs))
     if tokens == 0:
         return out
-    padded = columns + columns % 2
     code = CODES[x.dtype]
-    wide = scratch(tokens * padded * 4)
+    wide = scratch(tokens * packed.row_bytes)
     pool = shared_pool()
+    quantized = packed.panels.dtype == torch.int8
     first = 0
     if tokens * columns <= _WIDEN_ALONE:
-        first = _widen_all.address
+        first = (quantize_all if quantized else _widen_all).address
     else:
+        prepare = quantize_rows if quantized else _widen_rows
         rows = -(-_WIDEN_ALONE // (2 * columns))
-        pool.run(_widen_rows, -(-tokens // rows), x.data_ptr(), code, wide, tokens, columns, rows)
+        pool.run(prepare, -(-tokens // rows), x.data_ptr(), code, wide, tokens, columns, rows)
     group, block = chunk_shape(packed)
     groups = -(-packed.num_panels // group)
     pool.run(
@@ -108,7 +128,7 @@ def linear(x: Tensor, packed: PackedWeight) -> Tensor:
         wide,
         tokens,
         columns,
-        padded,
+        packed.row_bytes,
         packed.address,
         packed.panel_bytes,
         packed.steps,
@@ -125,8 +145,7 @@ def linear(x: Tensor, packed: PackedWeight) -> Tensor:
 
 def chunk_shape(packed: PackedWeight) -> tuple[int, int]:
     """(panels, tokens) of a chunk of work."""
-    padded = packed.num_inputs + packed.num_inputs % 2
-    tokens = _BLOCK_BYTES // (4 * padded) // MAX_ROWS * MAX_ROWS
+    tokens = _BLOCK_BYTES // packed.row_bytes // MAX_ROWS * MAX_ROWS
     return max(1, _CHUNK_BYTES // packed.panel_bytes), max(MAX_ROWS, tokens)
 
 
@@ -169,7 +188,7 @@ def _product_kernel(kind: int) -> Callable[[Any, Any], None]:
     """The kernel for weights of element type `kind`."""
 
     def product(a: Any, chunk: Any) -> None:
-        code, tokens, padded = load_i64(a, 1), load_i64(a, 3), load_i64(a, 5)
+        code, tokens, row_bytes = load_i64(a, 1), load_i64(a, 3), load_i64(a, 5)
         panel_bytes, steps, panels = load_i64(a, 7), load_i64(a, 8), load_i64(a, 9)
         group, block, outputs, bias = (
             load_i64(a, 10),
@@ -194,13 +213,13 @@ def _product_kernel(kind: int) -> Callable[[Any, Any], None]:
                 begin = first_row + rows * number // tiles
                 count = first_row + rows * (number + 1) // tiles - begin
                 fetch = fetch_from(w, w + panel_bytes, panel_bytes, number, tiles)
-                wide = load_i64(a, 2) + begin * padded * 4
+                wide = load_i64(a, 2) + begin * row_bytes
                 gemm_tile(
                     kind,
                     0,
                     count,
                     wide,
-                    padded * 4,
+                    row_bytes,
                     w,
                     stride,
                     steps,
@@ -228,4 +247,5 @@ def _product_kernel(kind: int) -> Callable[[Any, Any], None]:
 
 _widen_all = Kernel(_widen_all_kernel)
 _widen_rows = Kernel(_widen_rows_kernel)
-PRODUCTS = {dtype: Kernel(_product_kernel(code)) for dtype, code in CODES.items()}
+WEIGHT_KINDS = {**CODES, torch.int8: INT8}
+PRODUCTS = {dtype: Kernel(_product_kernel(kind)) for dtype, kind in WEIGHT_KINDS.items()}

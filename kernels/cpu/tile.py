@@ -8,7 +8,8 @@ W is stored in panels of 16 columns, so that one row of a panel fills two AVX re
     float16   [K][16]
     float32   [K][16]
 
-`BF16_ROWS` reads bfloat16 rows as they lie in the KV cache instead.
+`BF16_ROWS` reads bfloat16 rows as they lie in the KV cache instead, `INT8` panels of whole
+numbers with scales, see `int8_tile`.
 
 Plain Numba loops reach a quarter of this speed: LLVM neither keeps the accumulators in
 registers nor chooses this order of loops by itself.
@@ -21,11 +22,19 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from octavo.kernels.cpu.intrinsics import Typed, bf16_to_f32, declared, emit_prefetch, pointer
+from octavo.kernels.cpu.int8_tile import PANEL, emit_int8_tile
+from octavo.kernels.cpu.intrinsics import (
+    Typed,
+    bf16_to_f32,
+    declared,
+    emit_load,
+    emit_prefetch,
+    pointer,
+)
 from octavo.kernels.cpu.numbers import BF16, F16, F32
 
-PANEL = 16
 BF16_ROWS = 3
+INT8 = 4
 # Five rows of two registers, four for weights, a broadcast and a mask: all sixteen of AVX2.
 MAX_ROWS = 5
 
@@ -38,14 +47,8 @@ _HALVES = ir.VectorType(ir.HalfType(), PANEL)
 _SHORTS = ir.VectorType(ir.IntType(16), PANEL)
 
 
-def _load(builder: Any, address: Any, kind: ir.Type, align: int) -> Any:
-    value = builder.load(pointer(builder, address, kind))
-    value.align = align
-    return value
-
-
 def _broadcast(builder: Any, address: Any) -> Any:
-    scalar = _load(builder, address, _FLOAT, 4)
+    scalar = emit_load(builder, address, _FLOAT, 4)
     single = builder.insert_element(
         ir.Constant(_VECTOR, ir.Undefined), scalar, ir.Constant(_I32, 0)
     )
@@ -56,12 +59,12 @@ def _broadcast(builder: Any, address: Any) -> Any:
 def _weights(builder: Any, kind: int, address: Any) -> list[Any]:
     """The float32 rows of W that one step consumes: two for bfloat16, else one."""
     if kind == F32:
-        return [_load(builder, address, _VECTOR, 4)]
+        return [emit_load(builder, address, _VECTOR, 4)]
     if kind == F16:
-        return [builder.fpext(_load(builder, address, _HALVES, 2), _VECTOR)]
+        return [builder.fpext(emit_load(builder, address, _HALVES, 2), _VECTOR)]
     if kind == BF16_ROWS:
-        return [bf16_to_f32(builder, _load(builder, address, _SHORTS, 2), _WORDS, _VECTOR)]
-    words = _load(builder, address, _WORDS, 4)
+        return [bf16_to_f32(builder, emit_load(builder, address, _SHORTS, 2), _WORDS, _VECTOR)]
+    words = emit_load(builder, address, _WORDS, 4)
     even = builder.shl(words, ir.Constant(_WORDS, [16] * PANEL))
     odd = builder.and_(words, ir.Constant(_WORDS, [0xFFFF0000] * PANEL))
     return [builder.bitcast(even, _VECTOR), builder.bitcast(odd, _VECTOR)]
@@ -74,7 +77,7 @@ def _emit_tile(builder: Any, kind: int, rows: int, accumulate: bool, args: Any) 
     fma = declared(builder, f"llvm.fma.v{PANEL}f32", _VECTOR, [_VECTOR] * 3)
     c_rows = [builder.add(c, builder.mul(c_stride, ir.Constant(_I64, r))) for r in range(rows)]
     a_rows = [builder.add(a, builder.mul(stride, ir.Constant(_I64, r))) for r in range(rows)]
-    start = [_load(builder, row, _VECTOR, 4) if accumulate else zero for row in c_rows]
+    start = [emit_load(builder, row, _VECTOR, 4) if accumulate else zero for row in c_rows]
 
     entry = builder.block
     loop = builder.append_basic_block("tile.loop")
@@ -135,7 +138,8 @@ def gemm_tile(
 
     `kind` and `accumulate` are literals. Strides are in bytes; `steps` counts rows of the stored
     panel (K, or K / 2 for bfloat16), which lie `w_stride` apart. Each step asks for the cache
-    line at `fetch`, which moves on by `fetch_stride`.
+    line at `fetch`, which moves on by `fetch_stride`. For `INT8`, which cannot accumulate, A is
+    quantized, steps are groups, and a step asks for `fetch_stride` bytes.
     """
     if not all(isinstance(item, types.IntegerLiteral) for item in (kind, accumulate)):
         return None  # type: ignore[return-value]  # Numba then reports the wrong types
@@ -143,7 +147,10 @@ def gemm_tile(
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         def emit(count: int) -> None:
-            _emit_tile(builder, kind_value, count, accumulate_value, args[3:])
+            if kind_value == INT8:
+                emit_int8_tile(builder, count, args[3:])
+            else:
+                _emit_tile(builder, kind_value, count, accumulate_value, args[3:])
 
         _emit_switch(builder, args[2], MAX_ROWS, emit)
         return context.get_dummy_value()
@@ -177,7 +184,7 @@ _LANE_LOADS = {
 
 
 def _load_lanes(builder: Any, kind: int, address: Any) -> Any:
-    value = _load(builder, address, _LANE_LOADS[kind], 2)
+    value = emit_load(builder, address, _LANE_LOADS[kind], 2)
     if kind == BF16:
         return bf16_to_f32(builder, value, ir.VectorType(_I32, _LANES), _LANE_VECTOR)
     return builder.fpext(value, _LANE_VECTOR) if kind == F16 else value
@@ -228,7 +235,7 @@ def _emit_dots(builder: Any, kind: int, rows: int, args: Any) -> None:
     new = []
     for r in range(rows):
         row = builder.add(q, builder.mul(q_stride, ir.Constant(_I64, r)))
-        q_lanes = _load(builder, builder.add(row, q_offset), _LANE_VECTOR, 4)
+        q_lanes = emit_load(builder, builder.add(row, q_offset), _LANE_VECTOR, 4)
         for key in range(DOT_KEYS):
             new.append(builder.call(fma, [q_lanes, vectors[key], sums[r * DOT_KEYS + key]]))
     following = builder.add(index, ir.Constant(_I64, 1))
