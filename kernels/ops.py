@@ -64,6 +64,28 @@ def fixed_shapes() -> Iterator[None]:
         _fixed_shapes.reset(token)
 
 
+_int8_weights: ContextVar[bool] = ContextVar("int8_weights", default=False)
+
+
+@contextmanager
+def int8_weights() -> Iterator[None]:
+    """Linear layers packed within it keep their weights as int8, where `can_quantize`.
+
+    32 inputs of an output share a scale, their largest magnitude / 127 rounded to bfloat16; other
+    packing raises ValueError. Activations are whole numbers of 16 bits with such scales.
+    """
+    token = _int8_weights.set(True)
+    try:
+        yield
+    finally:
+        _int8_weights.reset(token)
+
+
+def can_quantize(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether `int8_weights` is possible for models of `dtype` on `device`."""
+    return device.type == "cpu" and not _reference_only.get() and cpu.can_quantize(dtype)
+
+
 def watch_compilations(tell: Callable[[str], None]) -> None:
     """Calls `tell` with the name of each GPU kernel that is compiled from now on."""
     if _watch is not None:
@@ -114,6 +136,11 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
     """
     kernels = _backend(weight)
     rows, columns = weight.shape
+    if _int8_weights.get():
+        if not can_quantize(weight.dtype, weight.device):
+            raise ValueError(f"no int8 weights for {weight.dtype} on {weight.device}")
+        packed = cpu.pack_int8_linear(weight, bias)
+        return LinearWeight(cpu, packed, (rows, columns), weight.dtype)
     sliced = _device_backend(weight) if _fixed_shapes.get() and kernels is not cpu else None
     packed = kernels.pack_linear(weight, bias)
     return LinearWeight(kernels, packed, (rows, columns), weight.dtype, sliced)

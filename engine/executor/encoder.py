@@ -13,7 +13,7 @@ from torch import Tensor
 
 from octavo.config.engine import EngineConfig
 from octavo.config.load import DType, LoadConfig
-from octavo.engine.core.errors import CheckpointError
+from octavo.engine.core.errors import CheckpointError, ConfigurationError
 from octavo.engine.core.model_output import ModelOutput
 from octavo.engine.core.pooling import Embedding, Pooling
 from octavo.engine.core.scheduler_output import SchedulerOutput
@@ -33,6 +33,11 @@ class EncoderExecutor:
     def __init__(self, config: EngineConfig, checkpoint: EncoderCheckpoint) -> None:
         """Ready to serve once made. Raises ConfigurationError and CheckpointError."""
         check_context(config.load.max_model_len, checkpoint.max_model_len)
+        if config.load.quantization != "none":
+            raise ConfigurationError(
+                f"--quantization {config.load.quantization} is for models that write text, not "
+                f"for the embeddings of {checkpoint.name}; use --quantization none"
+            )
         self._device = resolve_device(config.device.device)
         self._steps = resolve_step_limits(config.scheduler, self._device)
         self._pooling = checkpoint.embedding.pooling

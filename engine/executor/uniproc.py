@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,6 +11,7 @@ from octavo.config.cache import CacheConfig
 from octavo.config.engine import EngineConfig
 from octavo.config.model import ModelConfig
 from octavo.engine.attention.metadata import KVCacheLayout
+from octavo.engine.core.errors import ConfigurationError
 from octavo.engine.core.limits import HostMemory
 from octavo.engine.core.model_output import ModelOutput
 from octavo.engine.core.scheduler_output import SchedulerOutput
@@ -61,8 +62,7 @@ class UniprocExecutor:
         if device.type == "cpu":
             ops.set_cpu_threads(dtype, config.device.num_cpu_threads)
         steps = resolve_step_limits(config.scheduler, device)
-        with ops.fixed_shapes() if config.device.deterministic else nullcontext():
-            model = load_model(checkpoint, dtype, device)
+        model = _load(config, checkpoint, dtype, device)
         start = _Start(
             model=model,
             facts=facts,
@@ -88,10 +88,11 @@ class UniprocExecutor:
             share = config.cache.gpu_memory_utilization
             _logger.info("%s", demand.gpu.describe(cache_bytes, share))
         _logger.info(
-            "%s in %s on %s: %d cache blocks of %d tokens, context %d, %d sequences and %d tokens "
-            "per step",
+            "%s in %s%s on %s: %d cache blocks of %d tokens, context %d, %d sequences and "
+            "%d tokens per step",
             checkpoint.name,
             str(dtype).removeprefix("torch."),
+            "" if config.load.quantization == "none" else " with int8 weights",
             device,
             size.num_blocks,
             config.cache.block_size,
@@ -160,6 +161,31 @@ class UniprocExecutor:
     def shutdown(self) -> None:
         """Gives up the model and the cache."""
         del self._runner
+
+
+def _load(
+    config: EngineConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
+) -> LanguageModel:
+    with ExitStack() as packing:
+        if config.device.deterministic:
+            packing.enter_context(ops.fixed_shapes())
+        if config.load.quantization == "int8":
+            _check_int8(dtype, device)
+            packing.enter_context(ops.int8_weights())
+        return load_model(checkpoint, dtype, device)
+
+
+def _check_int8(dtype: torch.dtype, device: torch.device) -> None:
+    if device.type != "cpu":
+        raise ConfigurationError(
+            f"--quantization int8 is not supported on {device.type}; "
+            "use --quantization none, or --device cpu"
+        )
+    if not ops.can_quantize(dtype, device):
+        raise ConfigurationError(
+            "--quantization int8 needs the CPU's own kernels, which cannot be used here (see the "
+            "warning above); use --quantization none"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,18 +16,19 @@ for one token up to a tenth may be lost; the spread of the runs is as large.
 from octavo.kernels.cpu.activation import gelu_and_mul, silu_and_mul
 from octavo.kernels.cpu.attention import paged_attention
 from octavo.kernels.cpu.kv_cache import write_kv_cache
-from octavo.kernels.cpu.linear import linear, pack_linear
+from octavo.kernels.cpu.linear import linear, pack_int8_linear, pack_linear
 from octavo.kernels.cpu.norm import add_rms_norm, rms_norm
 from octavo.kernels.cpu.pool import shared_pool
 from octavo.kernels.cpu.program import Program
 from octavo.kernels.cpu.rotary import rotary_embedding
 from octavo.kernels.cpu.sampling import draw, draw_filtered
-from octavo.kernels.cpu.selftest import can_sample, usable
+from octavo.kernels.cpu.selftest import can_quantize, can_sample, usable
 from octavo.kernels.reference import copy_blocks, embedding
 
 __all__ = [
     "Program",
     "add_rms_norm",
+    "can_quantize",
     "can_sample",
     "copy_blocks",
     "draw",
@@ -35,6 +36,7 @@ __all__ = [
     "embedding",
     "gelu_and_mul",
     "linear",
+    "pack_int8_linear",
     "pack_linear",
     "paged_attention",
     "rms_norm",

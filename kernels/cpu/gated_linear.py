@@ -13,7 +13,8 @@ from octavo.kernels.cpu.linear import WEIGHT_KINDS, fetch_from
 from octavo.kernels.cpu.numbers import round_row
 from octavo.kernels.cpu.tile import MAX_ROWS, PANEL, gemm_tile
 
-# The kernel's arguments, in this order. `wide` holds rows as the product reads them, `out` wide ones.
+# The kernel's arguments, in this order. `wide` holds rows as the product reads them, `out` float32
+# rows of even length.
 (
     _CODE,
     _WIDE,

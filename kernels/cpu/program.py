@@ -23,7 +23,8 @@ from octavo.kernels.cpu.heads import heads_kernel
 from octavo.kernels.cpu.linear import PRODUCTS, PackedWeight, chunk_shape
 from octavo.kernels.cpu.norm import CHUNK_ELEMENTS as NORM_ELEMENTS
 from octavo.kernels.cpu.norm import norm_kernel
-from octavo.kernels.cpu.numbers import CODES, float_bits
+from octavo.kernels.cpu.numbers import CODES, F32, float_bits
+from octavo.kernels.cpu.quantize import quantize_rows, quantized_row_bytes
 from octavo.kernels.cpu.rotary import CHUNK_ELEMENTS as HEAD_ELEMENTS
 from octavo.kernels.cpu.tile import PANEL
 from octavo.kernels.step_program import (
@@ -36,6 +37,7 @@ from octavo.kernels.step_program import (
 
 _ACTIVATIONS = {"silu": SILU, "gelu": GELU, "gelu_tanh": GELU_TANH}
 _COPIED_TOKENS = 64
+_QUANTIZED_ELEMENTS = 8192
 _ALIGNMENT = 64
 
 
@@ -100,22 +102,30 @@ class _CacheAddress:
     part: int
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """What an instruction writes: one row for each token of the step.
+class Form(Enum):
+    """How numbers lie in a row.
 
     Wide rows are float32 of an even length, the form in which linear layers read them, and hold
-    numbers that fit the element type of the program.
+    numbers that fit the element type of the program. Those with int8 weights read quantized rows.
     """
+
+    PLAIN = auto()
+    WIDE = auto()
+    QUANTIZED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What an instruction writes: one row for each token of the step."""
 
     number: int
     columns: int
-    wide: bool
+    form: Form
 
     @property
     def padded(self) -> int:
         """Numbers from one row to the next."""
-        return self.columns + self.columns % 2 if self.wide else self.columns
+        return self.columns + self.columns % 2 if self.form is Form.WIDE else self.columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +134,17 @@ class _Memory:
 
     number: int
     columns: int
-    wide: bool
+    form: Form
+
+    def row_bytes(self, itemsize: int) -> int:
+        """Bytes for each token, `itemsize` being that of plain numbers."""
+        match self.form:
+            case Form.PLAIN:
+                return self.columns * itemsize
+            case Form.WIDE:
+                return 4 * (self.columns + 1)
+            case Form.QUANTIZED:
+                return quantized_row_bytes(self.columns)
 
 
 _StepWord = _Fact | _Chunks | _Tile | _ItemsPerChunk | _ItemChunks
@@ -154,7 +174,7 @@ class Program:
     def embedding(self, table: Tensor) -> Rows:
         """See `StepProgram.embedding`."""
         self._check(table)
-        residual = self._new_rows(table.shape[1], wide=False)
+        residual = self._new_rows(table.shape[1], Form.PLAIN)
         arguments = (
             _Fact.IDS,
             table.data_ptr(),
@@ -170,13 +190,13 @@ class Program:
 
     def rms_norm(self, residual: Rows, weight: Tensor, eps: float) -> Rows:
         """See `StepProgram.rms_norm`."""
-        out = self._new_rows(weight.shape[0], wide=True)
+        out = self._new_rows(weight.shape[0], Form.WIDE)
         self._norm((residual, 0, 0), (weight, eps), out)
         return out
 
     def add_rms_norm(self, x: Rows, residual: Rows, weight: Tensor, eps: float) -> Rows:
         """See `StepProgram.add_rms_norm`."""
-        out = self._new_rows(weight.shape[0], wide=True)
+        out = self._new_rows(weight.shape[0], Form.WIDE)
         self._norm((x, residual, residual), (weight, eps), out)
         return out
 
@@ -188,10 +208,11 @@ class Program:
     def linear(self, x: Rows, packed: PackedWeight) -> Rows:
         """See `StepProgram.linear`."""
         self._check_packed(packed)
-        out = self._new_rows(packed.num_outputs, wide=False)
+        x = self._as_read_by(packed, x)
+        out = self._new_rows(packed.num_outputs, Form.PLAIN)
         group, block = chunk_shape(packed)
         arguments = (
-            *(0, self._code, x, _Fact.TOKENS, packed.num_inputs, x.padded),
+            *(0, self._code, x, _Fact.TOKENS, packed.num_inputs, packed.row_bytes),
             *(packed.address, packed.panel_bytes, packed.steps, packed.num_panels, group, block),
             *(out, packed.num_outputs, packed.bias_address),
         )
@@ -207,11 +228,12 @@ class Program:
             raise NoLoweringError(f"the activation {activation!r}")
         if inner % PANEL:
             raise NoLoweringError(f"an MLP of {inner} features, which is no multiple of {PANEL}")
-        out = self._new_rows(inner, wide=True)
+        x = self._as_read_by(packed, x)
+        out = self._new_rows(inner, Form.WIDE)
         group, block = chunk_shape(packed)
         group = -(-group // 2)
         arguments = (
-            *(self._code, x, _Fact.TOKENS, x.padded, packed.address, packed.panel_bytes),
+            *(self._code, x, _Fact.TOKENS, packed.row_bytes, packed.address, packed.panel_bytes),
             *(packed.steps, inner, group, block, out, packed.bias_address),
         )
         kernel = GATED_PRODUCTS[packed.panels.dtype, _ACTIVATIONS[activation]]
@@ -221,8 +243,8 @@ class Program:
 
     def attention(self, qkv: Rows, heads: HeadShape, layer: LayerAttention) -> Rows:
         """See `StepProgram.attention`."""
-        q = self._new_rows(heads.q_heads * heads.size, wide=False)
-        out = self._new_rows(heads.q_heads * heads.size, wide=True)
+        q = self._new_rows(heads.q_heads * heads.size, Form.PLAIN)
+        out = self._new_rows(heads.q_heads * heads.size, Form.WIDE)
         keys, values = _CacheAddress(layer.index, 0), _CacheAddress(layer.index, 1)
         tile = _Tile(tokens_per_tile(heads.q_heads // heads.kv_heads))
         self._prepare_heads((qkv, q, keys, values), heads, layer)
@@ -302,9 +324,20 @@ class Program:
             raise NoLoweringError("weights packed for other kernels")
         self._kept.append(packed)
 
-    def _new_rows(self, columns: int, *, wide: bool) -> Rows:
+    def _as_read_by(self, packed: PackedWeight, x: Rows) -> Rows:
+        """`x`, which is wide, in the form that the product with `packed` reads."""
+        if packed.panels.dtype != torch.int8:
+            return x
+        out = self._new_rows(packed.num_inputs, Form.QUANTIZED)
+        per_chunk = max(1, _QUANTIZED_ELEMENTS // packed.num_inputs)
+        # The padding of wide rows is zero, which changes no group.
+        arguments = (x, F32, out, _Fact.TOKENS, x.padded, per_chunk)
+        self._add(quantize_rows, _Chunks(1, per_chunk), arguments)
+        return out
+
+    def _new_rows(self, columns: int, form: Form) -> Rows:
         self._num_rows += 1
-        return Rows(self._num_rows, columns, wide)
+        return Rows(self._num_rows, columns, form)
 
     def _add(
         self,
@@ -394,8 +427,7 @@ class _Linked:
         for word, number in self._numbers.items():
             if isinstance(word, _Memory):
                 offsets[number] = offset
-                row_bytes = 4 * (word.columns + 1) if word.wide else word.columns * self._item
-                offset += -(-tokens * row_bytes // _ALIGNMENT) * _ALIGNMENT
+                offset += -(-tokens * word.row_bytes(self._item) // _ALIGNMENT) * _ALIGNMENT
         self._memory = torch.zeros(offset + _ALIGNMENT, dtype=torch.uint8)
         start = self._memory.data_ptr()
         start += -start % _ALIGNMENT
@@ -446,10 +478,10 @@ def _share_memory(instructions: Sequence[_Instruction]) -> dict[Rows, _Memory]:
         named = {word: None for word in instruction.arguments if isinstance(word, Rows)}
         for rows in named:
             if rows not in memory_of:
-                unused = free.setdefault((rows.columns, rows.wide), [])
-                fresh = _Memory(len(memory_of), rows.columns, rows.wide)
+                unused = free.setdefault((rows.columns, rows.form), [])
+                fresh = _Memory(len(memory_of), rows.columns, rows.form)
                 memory_of[rows] = unused.pop() if unused else fresh
         for rows in named:
             if last[rows] == index:
-                free[rows.columns, rows.wide].append(memory_of[rows])
+                free[rows.columns, rows.form].append(memory_of[rows])
     return memory_of

@@ -25,9 +25,10 @@ _PANELS_AT_ONCE = 64
 
 
 def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Of `weight` [N, K], K a multiple of 32: whole numbers int8 [N, K / 32, 32], scales [N, K / 32].
+    """Whole numbers int8 [N, K / 32, 32] and bfloat16 scales [N, K / 32] of `weight` [N, K].
 
-    A group's scale is its largest magnitude / 127, rounded to bfloat16; weight = number * scale.
+    K is a multiple of 32. A scale is the largest magnitude of the group / 127; weight is number
+    times scale.
     """
     groups = weight.detach().float().unflatten(1, (-1, GROUP))
     scales = (groups.abs().amax(2) / _LARGEST).bfloat16()

@@ -13,9 +13,10 @@ from octavo.kernels import reference
 from octavo.kernels.cpu.activation import silu_and_mul
 from octavo.kernels.cpu.attention import paged_attention
 from octavo.kernels.cpu.kv_cache import write_kv_cache
-from octavo.kernels.cpu.linear import linear, pack_linear
+from octavo.kernels.cpu.linear import linear, pack_int8_linear, pack_linear
 from octavo.kernels.cpu.norm import add_rms_norm
 from octavo.kernels.cpu.numbers import CODES
+from octavo.kernels.cpu.quantize import quantize_weight
 from octavo.kernels.cpu.rotary import rotary_embedding
 from octavo.kernels.cpu.sampling import draw, draw_filtered
 from octavo.kernels.reference import sampling
@@ -37,6 +38,12 @@ def usable(dtype: torch.dtype) -> bool:
 def can_sample() -> bool:
     """Whether the kernels for draws may be used; the first call compiles them."""
     return _right("sampling", _sampling_checks)
+
+
+@cache
+def can_quantize(dtype: torch.dtype) -> bool:
+    """Whether models of `dtype` may have int8 weights; the first call compiles their kernels."""
+    return usable(dtype) and _right(f"int8 weights and {dtype}", lambda: _int8_checks(dtype))
 
 
 def _right(subject: str, checks: Callable[[], Iterator[tuple[str, bool]]]) -> bool:
@@ -115,6 +122,21 @@ def _checks(dtype: torch.dtype) -> Iterator[tuple[str, bool]]:
     actual = paged_attention(q, cache, values, batch, 0.25, None, None)
     wanted = reference.paged_attention(q, cache, values, batch, 0.25, None, None)
     yield "attention", _close(actual, wanted)
+
+
+def _int8_checks(dtype: torch.dtype) -> Iterator[tuple[str, bool]]:
+    """(name, agrees with torch) of products of few tokens and of many."""
+    generator = torch.Generator().manual_seed(0)
+    for name, tokens, inputs in (("few tokens", 7, 96), ("many tokens", 120, 576)):
+        x = torch.randn(tokens, inputs, generator=generator).to(dtype)
+        weight = torch.randn(35, inputs, generator=generator)
+        numbers, scales = quantize_weight(weight)
+        stored = (numbers.double() * scales.double()[..., None]).flatten(1)
+        expected = (x.double() @ stored.T).to(dtype)
+        actual = linear(x, pack_int8_linear(weight, None))
+        # Activations have 16 bits, which float32 would show.
+        tolerance = max(16 * torch.finfo(dtype).eps, 2e-3)
+        yield name, torch.allclose(actual.float(), expected.float(), tolerance, tolerance)
 
 
 def _sampling_checks() -> Iterator[tuple[str, bool]]:
