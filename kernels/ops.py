@@ -64,6 +64,9 @@ def fixed_shapes() -> Iterator[None]:
         _fixed_shapes.reset(token)
 
 
+INT8_WEIGHT_BYTES = 1 + 2 / 32
+"""Bytes of a weight of `int8_weights`, with its part of the scale."""
+
 _int8_weights: ContextVar[bool] = ContextVar("int8_weights", default=False)
 
 

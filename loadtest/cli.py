@@ -14,7 +14,7 @@ from octavo.loadtest.client import ServerError
 from octavo.loadtest.compare.command import compare
 from octavo.loadtest.dataset import check_dataset
 from octavo.loadtest.memory.group import memory
-from octavo.loadtest.offline.commands import kernels, latency, throughput
+from octavo.loadtest.offline.commands import kernels, latency, quality, throughput
 from octavo.loadtest.options import BenchOptions, bench_options
 from octavo.loadtest.overhead import measure as measure_overhead
 from octavo.loadtest.overhead import null_server
@@ -30,7 +30,7 @@ def bench() -> None:
     """Measure a running server, or the engine and its kernels in this process."""
 
 
-for command in (latency, throughput, kernels, compare, memory):
+for command in (latency, throughput, kernels, quality, compare, memory):
     bench.add_command(command)
 
 

@@ -170,12 +170,13 @@ def _load(
         if config.device.deterministic:
             packing.enter_context(ops.fixed_shapes())
         if config.load.quantization == "int8":
-            _check_int8(dtype, device)
+            check_int8(dtype, device)
             packing.enter_context(ops.int8_weights())
         return load_model(checkpoint, dtype, device)
 
 
-def _check_int8(dtype: torch.dtype, device: torch.device) -> None:
+def check_int8(dtype: torch.dtype, device: torch.device) -> None:
+    """Refuses int8 weights where there are no kernels for them; ConfigurationError."""
     if device.type != "cpu":
         raise ConfigurationError(
             f"--quantization int8 is not supported on {device.type}; "

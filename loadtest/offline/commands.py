@@ -1,4 +1,4 @@
-"""`octavo bench latency`, `throughput` and `kernels`: in this process, without a server.
+"""`octavo bench latency`, `throughput`, `kernels` and `quality`: in this process, without a server.
 
 The heavy imports are inside the functions: `octavo bench serve` does not wait for the model's
 libraries, and the thread settings must be in place before torch is imported.
@@ -217,6 +217,49 @@ def kernels(
     try:
         report = measure_kernels(
             config, wanted, lambda row: click.echo(f"{row.name} {row.shape}", err=True)
+        )
+    except ConfigurationError as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(report.render())
+    write_json(output_json, report.to_json())
+
+
+@engine_flags
+@click.command()
+@click.option(
+    "--num-tokens", type=_COUNT, default=1024, show_default=True, help="Tokens of the text."
+)
+@click.option(
+    "--context",
+    type=_COUNT,
+    default=256,
+    show_default=True,
+    help="The text is cut into texts of so many tokens.",
+)
+@_OUTPUT_JSON
+def quality(
+    model_argument: str | None,
+    output_json: Path | None,
+    num_tokens: int,
+    context: int,
+    **options: Any,  # noqa: ANN401 - one per setting
+) -> None:
+    """Measure what --quantization int8 changes in the predictions of MODEL, on the CPU.
+
+    The text is Python's own documentation. Beside int8 stands Q8_0, the 8-bit format of llama.cpp.
+    For each of them: KL divergence from the predictions of the weights as they are, and how often
+    both find the same token most likely.
+    """
+    config = engine_config(model_argument, options)
+    set_thread_defaults()
+    from octavo.loadtest.offline.quality import measure_quality  # noqa: PLC0415 - see the docstring
+
+    try:
+        report = measure_quality(
+            config,
+            num_tokens,
+            context,
+            lambda row: click.echo(f"{row.weights} in {row.computed_in}", err=True),
         )
     except ConfigurationError as error:
         raise click.ClickException(str(error)) from error

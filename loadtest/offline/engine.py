@@ -31,11 +31,12 @@ class OfflineEngine:
     device: torch.device
     num_threads: int
     runs_model: bool
+    int8_weights: bool
     tokenizer_dir: Path
 
     def describe(self) -> str:
         """Model, precision and place, for the head of a report."""
-        dtype = str(self.dtype).removeprefix("torch.")
+        dtype = str(self.dtype).removeprefix("torch.") + " with int8 weights" * self.int8_weights
         place = f"cpu, {self.num_threads} threads" if self.device.type == "cpu" else "cuda"
         return f"{self.name} in {dtype} on {place}" + ", no model run" * (not self.runs_model)
 
@@ -66,6 +67,7 @@ def open_engine(config: EngineConfig) -> Iterator[OfflineEngine]:
             device=resolve_device(config.device.device),
             num_threads=config.device.num_cpu_threads or num_cores(),
             runs_model=config.load.load_format != "null",
+            int8_weights=config.load.quantization == "int8",
             tokenizer_dir=checkpoint.tokenizer_dir,
         )
     finally:

@@ -6,6 +6,7 @@ additions that the definition of the op needs. T tokens, S sequences.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import cycle
 
@@ -50,16 +51,25 @@ class KernelCases:
     """Makes operands of random numbers, and the cases that use them."""
 
     def __init__(
-        self, facts: ModelConfig, dtype: torch.dtype, device: torch.device, block_size: int
+        self,
+        facts: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        block_size: int,
+        int8: bool = False,
     ) -> None:
         self._facts = facts
         self._dtype = dtype
         self._device = device
         self._block_size = block_size
+        self._int8 = int8
         self._generator = torch.Generator(device).manual_seed(0)
 
     def linear(self, token_counts: Sequence[int]) -> Iterator[KernelCase]:
-        """Every projection of the model, each for all numbers of tokens."""
+        """Every projection of the model, each for all numbers of tokens.
+
+        With `int8` also those with int8 weights.
+        """
         facts = self._facts
         queries = facts.num_heads * facts.head_dim
         projections = {
@@ -70,18 +80,30 @@ class KernelCases:
             "linear head": (facts.vocab_size, facts.hidden_size),
         }
         for name, (rows, columns) in projections.items():
-            weight = self._random(rows, columns)
-            copies = self._num_copies(self._bytes(rows * columns))
-            weights = cycle([ops.pack_linear(weight.clone()) for _ in range(copies)])
-            for count in token_counts:
-                x = self._random(count, columns)
-                yield KernelCase(
-                    name,
-                    f"T={count} {columns}->{rows}",
-                    self._bytes(rows * columns + count * (rows + columns)),
-                    2 * count * rows * columns,
-                    lambda x=x, weights=weights: ops.linear(x, next(weights)),  # type: ignore[misc]
-                )
+            yield from self._products(name, (rows, columns), token_counts, int8=False)
+            if self._int8:
+                yield from self._products(f"{name} int8", (rows, columns), token_counts, int8=True)
+
+    def _products(
+        self, name: str, shape: tuple[int, int], token_counts: Sequence[int], *, int8: bool
+    ) -> Iterator[KernelCase]:
+        rows, columns = shape
+        weight = self._random(rows, columns)
+        size = self._bytes(weight.numel())
+        if int8:
+            size = int(weight.numel() * ops.INT8_WEIGHT_BYTES)
+        with ops.int8_weights() if int8 else nullcontext():
+            packed = [ops.pack_linear(weight.clone()) for _ in range(self._num_copies(size))]
+        weights = cycle(packed)
+        for count in token_counts:
+            x = self._random(count, columns)
+            yield KernelCase(
+                name,
+                f"T={count} {columns}->{rows}",
+                size + self._bytes(count * (rows + columns)),
+                2 * count * rows * columns,
+                lambda x=x, weights=weights: ops.linear(x, next(weights)),  # type: ignore[misc]
+            )
 
     def elementwise(self, num_tokens: int) -> Iterator[KernelCase]:
         """Embedding, norms and activation."""

@@ -95,7 +95,10 @@ def measure_kernels(
     ceilings = measure_ceilings(dtype, device, threads)
     if device.type == "cpu":
         ops.set_cpu_threads(dtype, config.device.num_cpu_threads)
-    cases = KernelCases(facts, dtype, device, config.cache.block_size)
+    int8 = config.load.quantization == "int8"
+    if int8 and not ops.can_quantize(dtype, device):
+        raise ConfigurationError("--quantization int8 needs the CPU and its own kernels")
+    cases = KernelCases(facts, dtype, device, config.cache.block_size, int8)
     rows = []
     with torch.inference_mode():
         for case in _cases(cases, options):

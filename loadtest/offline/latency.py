@@ -9,6 +9,7 @@ import numpy as np
 
 from octavo.engine.core.errors import ConfigurationError
 from octavo.engine.llm_engine import LLMEngine
+from octavo.kernels import ops
 from octavo.loadtest.offline.ceilings import Ceilings
 from octavo.loadtest.offline.engine import OfflineEngine, greedy_request
 from octavo.loadtest.offline.model_work import ModelWork
@@ -115,7 +116,8 @@ def measure_latency(offline: OfflineEngine, options: LatencyOptions) -> LatencyR
             f"give --max-num-seqs {largest}"
         )
     ceilings = offline.ceilings()
-    work = ModelWork(offline.facts, offline.dtype.itemsize)
+    weight_itemsize = ops.INT8_WEIGHT_BYTES if offline.int8_weights else None
+    work = ModelWork(offline.facts, offline.dtype.itemsize, weight_itemsize)
     # A seed of its own: every process begins with an empty cache, and no prompt comes twice.
     rng = np.random.default_rng(0)
     rows = []

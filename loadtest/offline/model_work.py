@@ -11,10 +11,14 @@ from octavo.config.model import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class ModelWork:
-    """Bytes and operations of a decoder whose weights and cache have `itemsize` bytes a number."""
+    """Bytes and operations of a decoder whose weights and cache have `itemsize` bytes a number.
+
+    Quantized weights have `weight_itemsize` bytes each instead.
+    """
 
     facts: ModelConfig
     itemsize: int
+    weight_itemsize: float | None = None
 
     @property
     def layer_parameters(self) -> int:
@@ -33,7 +37,8 @@ class ModelWork:
     @property
     def weight_bytes(self) -> int:
         """Bytes of weights that a step which samples has to read."""
-        return (self.layer_parameters + self.head_parameters) * self.itemsize
+        itemsize = self.weight_itemsize or self.itemsize
+        return int((self.layer_parameters + self.head_parameters) * itemsize)
 
     def kv_bytes(self, context: int) -> int:
         """Bytes of keys and values that the token at the end of `context` tokens sees."""

@@ -1,6 +1,7 @@
 """The measurements in this process: what is counted, and the commands on tiny models."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from octavo.loadtest.offline import ceilings
 from octavo.loadtest.offline.kernel_cases import KernelCases
 from octavo.loadtest.offline.latency import BatchTimes, run_batch, summarize
 from octavo.loadtest.offline.model_work import ModelWork
+from octavo.loadtest.offline.quality import distance
 
 SMOLLM2_135M = {
     "model_type": "llama",
@@ -50,6 +52,7 @@ def test_parameters_are_those_of_the_model_card() -> None:
     work = ModelWork(model_config_from_hf(SMOLLM2_135M), itemsize=2)
     norms = (2 * 30 + 1) * 576
     assert work.layer_parameters + work.head_parameters + norms == 134_515_008
+    assert ModelWork(work.facts, 2, 1.5).weight_bytes == 1.5 * (134_515_008 - norms)
     # Two tensors, three heads of 64, two bytes, thirty layers.
     assert work.kv_bytes(100) == 100 * 2 * 3 * 64 * 2 * 30
 
@@ -160,7 +163,7 @@ def test_throughput_needs_the_file_of_its_data_set() -> None:
     assert "needs --dataset-path" in result.stderr
 
 
-@pytest.mark.parametrize("name", ["latency", "throughput", "kernels"])
+@pytest.mark.parametrize("name", ["latency", "throughput", "kernels", "quality"])
 def test_settings_are_checked_before_anything_is_loaded(name: str) -> None:
     result = run_command(name, "--block-size", "0")
     assert result.exit_code == 2
@@ -197,3 +200,45 @@ def test_every_case_runs_and_attention_sees_what_it_says() -> None:
     attention = found["attention decode"]
     assert attention.num_bytes == 4 * (2 * 2 * 9 * 2 * 16 + 2 * 2 * 4 * 16)
     assert attention.num_operations == 4 * 2 * 9 * 4 * 16
+
+
+def test_kernels_of_int8_weights_stand_beside_the_others(random_llama_dir: Path) -> None:
+    result = run_command(
+        "kernels",
+        str(random_llama_dir),
+        *("--num-tokens", "1", "--num-seqs", "1", "--only", "linear", "--quantization", "int8"),
+    )
+    assert result.exit_code == 0, result.output
+    assert "linear head int8" in result.stdout
+    assert "linear head  " in result.stdout
+
+
+def test_quality_command(random_llama_dir: Path, tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    result = run_command(
+        "quality",
+        str(random_llama_dir),
+        *("--num-tokens", "40", "--context", "17", "--dtype", "bfloat16"),
+        *("--output-json", str(path)),
+    )
+    assert result.exit_code == 0, result.output
+    rows = json.loads(path.read_bytes())["comparisons"]
+    assert [(row["weights"], row["computed_in"], row["reference"]) for row in rows] == [
+        ("int8", "float32", "float32"),
+        ("Q8_0", "float32", "float32"),
+        ("as they are", "bfloat16", "float32"),
+        ("int8", "bfloat16", "float32"),
+        ("int8", "bfloat16", "bfloat16"),
+    ]
+    int8, q8_0 = (row["distance"] for row in rows[:2])
+    assert 0 < int8["mean_kl"] < 2 * q8_0["mean_kl"]
+    assert int8["top1"] > 0.9
+
+
+def test_distance_of_predictions() -> None:
+    # Of two positions one differs: 0.75 ln(0.75 / 0.25) + 0.25 ln(0.25 / 0.75).
+    even = torch.tensor([0.25, 0.75]).log()
+    found = distance(torch.stack([even, even]), torch.stack([even + 3, even.flip(0)]))
+    assert found.mean_kl == pytest.approx(0.5 * math.log(3) / 2)
+    assert found.p99_kl == pytest.approx(0.99 * 0.5 * math.log(3))
+    assert found.top1 == 0.5

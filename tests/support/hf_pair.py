@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from octavo.config.model import model_config_from_hf
 from octavo.engine.models.decoder import CausalLM
 from octavo.engine.models.registry import build_model
+from octavo.kernels import ops
 
 BASE: dict[str, Any] = {
     "vocab_size": 515,
@@ -69,14 +71,17 @@ def make_hf(family: str, seed: int = 0, **keys: Any) -> PreTrainedModel:
     return model
 
 
-def load_ours(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> CausalLM:
-    """Our model with the weights and the config.json of `model`."""
+def load_ours(
+    model: PreTrainedModel, dtype: torch.dtype = torch.float32, *, int8: bool = False
+) -> CausalLM:
+    """Our model with the weights and the config.json of `model`; `int8` quantizes them."""
     saved = json.loads(model.config.to_json_string(use_diff=False))
     ours = build_model(model_config_from_hf(saved), dtype, torch.device("cpu"))
     weights = model.state_dict()
     if model.config.tie_word_embeddings:
         del weights["lm_head.weight"]
-    ours.load_weights(weights.items())
+    with ops.int8_weights() if int8 else nullcontext():
+        ours.load_weights(weights.items())
     return ours
 
 

@@ -144,6 +144,11 @@ def test_the_context_is_the_models(tmp_path: Path) -> None:
         make_executor(directory, max_model_len=41)
 
 
+def test_int8_weights_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="--quantization int8 is for models that write"):
+        make_executor(make_encoder(tmp_path), quantization="int8")
+
+
 def test_missing_weights_are_refused(tmp_path: Path) -> None:
     directory = make_encoder(tmp_path)
     config = json.loads((directory / "config.json").read_text())

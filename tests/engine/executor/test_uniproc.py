@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from paged_driver import PagedDriver
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -17,9 +18,11 @@ from octavo.engine.core.limits import HostMemory
 from octavo.engine.core.model_output import ModelOutput
 from octavo.engine.core.sampling_params import SamplingParams
 from octavo.engine.core.scheduler_output import NewSequence, ScheduledSequence, SchedulerOutput
-from octavo.engine.executor.uniproc import UniprocExecutor
+from octavo.engine.executor.uniproc import UniprocExecutor, check_int8
 from octavo.engine.loader import resolve_checkpoint
+from octavo.engine.loader.filling import load_model
 from octavo.engine.worker.sampler import NOT_FINITE
+from octavo.kernels import ops
 
 
 def make_executor(directory: Path, **parts: dict[str, Any]) -> UniprocExecutor:
@@ -48,6 +51,35 @@ def test_greedy_ids_equal_transformers(random_llama_dir: Path) -> None:
     with torch.no_grad():
         logits = model(torch.tensor([prompt + produced])).logits[0]
     assert produced == logits[len(prompt) - 1 : -1].argmax(-1).tolist()
+
+
+def test_int8_weights_are_the_same_from_step_to_step(random_llama_dir: Path) -> None:
+    executor = make_executor(
+        random_llama_dir,
+        load={"quantization": "int8"},
+        cache={"num_gpu_blocks_override": 8},
+    )
+    prompt = [5, 250, 17, 99, 300]
+    produced = [output.sampled[1][0] for output in run(executor, prompt)]
+    executor.shutdown()
+    with ops.int8_weights():
+        config = LoadConfig(model=str(random_llama_dir))
+        model = load_model(resolve_checkpoint(config), torch.float32, torch.device("cpu"))
+    logits = PagedDriver(model).prefill(0, prompt + produced)
+    assert produced == logits[len(prompt) - 1 : -1].argmax(-1).tolist()
+
+
+def test_int8_weights_need_the_kernels(
+    random_llama_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ops.cpu, "can_quantize", lambda dtype: False)
+    with pytest.raises(ConfigurationError, match="--quantization int8 needs the CPU's own kernels"):
+        make_executor(random_llama_dir, load={"quantization": "int8"})
+
+
+def test_int8_weights_are_refused_on_a_gpu() -> None:
+    with pytest.raises(ConfigurationError, match=r"int8 is not supported on cuda.*--device cpu"):
+        check_int8(torch.bfloat16, torch.device("cuda"))
 
 
 def test_sizes_are_resolved(random_llama_dir: Path) -> None:

@@ -20,16 +20,20 @@ _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral-window": ("mistral", {"sliding_window": 21}),
 }
 
+_INT8 = ("llama-tanh", "qwen2", "qwen3")
+
 
 @pytest.fixture(params=[torch.bfloat16, torch.float32], ids=str)
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return request.param
 
 
-@pytest.fixture(params=_MODELS)
+@pytest.fixture(params=[*_MODELS, *(f"{name}-int8" for name in _INT8)])
 def model(request: pytest.FixtureRequest, dtype: torch.dtype) -> CausalLM:
-    family, keys = _MODELS[request.param]
-    return load_ours(make_hf(family, initializer_range=0.1, **keys), dtype)
+    name = request.param.removesuffix("-int8")
+    family, keys = _MODELS[name]
+    hf = make_hf(family, initializer_range=0.1, **keys)
+    return load_ours(hf, dtype, int8=name != request.param)
 
 
 def test_prompt_whole_in_chunks_and_in_company(model: CausalLM) -> None:

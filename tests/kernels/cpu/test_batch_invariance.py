@@ -6,7 +6,7 @@ from torch import Tensor
 
 from octavo.kernels import cpu
 from octavo.kernels.cpu.attention import paged_attention
-from octavo.kernels.cpu.linear import linear, pack_linear
+from octavo.kernels.cpu.linear import linear, pack_int8_linear, pack_linear
 from octavo.kernels.cpu.numbers import CODES
 
 _DTYPES = [torch.bfloat16, torch.float32]
@@ -21,6 +21,18 @@ def test_linear(dtype: torch.dtype, inputs: int, outputs: int) -> None:
     x = torch.randn(40, inputs, generator=generator).to(dtype)
     weight = torch.randn(outputs, inputs, generator=generator).to(dtype)
     packed = pack_linear(weight, torch.randn(outputs, generator=generator).to(dtype))
+    alone = torch.cat([linear(row[None], packed) for row in x])
+    for tokens in range(1, 41):
+        assert torch.equal(linear(x[:tokens], packed), alone[:tokens]), tokens
+
+
+@pytest.mark.parametrize("dtype", CODES, ids=str)
+@pytest.mark.parametrize(("inputs", "outputs"), [(577, 100), (64, 33), (1540, 48)])
+def test_int8_linear(dtype: torch.dtype, inputs: int, outputs: int) -> None:
+    generator = torch.Generator().manual_seed(inputs)
+    x = torch.randn(40, inputs, generator=generator).to(dtype)
+    weight = torch.randn(outputs, inputs, generator=generator).to(dtype)
+    packed = pack_int8_linear(weight, torch.randn(outputs, generator=generator).to(dtype))
     alone = torch.cat([linear(row[None], packed) for row in x])
     for tokens in range(1, 41):
         assert torch.equal(linear(x[:tokens], packed), alone[:tokens]), tokens
