@@ -30,7 +30,7 @@ def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
     K is a multiple of 32. A scale is the largest magnitude of the group / 127; weight is number
     times scale.
     """
-    groups = weight.detach().float().unflatten(1, (-1, GROUP))
+    groups = weight.detach().float().view(weight.shape[0], -1, GROUP)
     scales = (groups.abs().amax(2) / _LARGEST).bfloat16()
     divisors = torch.where(scales == 0, 1, scales.float())
     numbers = (groups / divisors[..., None]).round_().clamp_(-_LARGEST, _LARGEST)

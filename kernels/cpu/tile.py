@@ -22,7 +22,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from octavo.kernels.cpu.int8_tile import PANEL, emit_int8_tile
+from octavo.kernels.cpu.int8_tile import PANEL as PANEL
+from octavo.kernels.cpu.int8_tile import emit_int8_tile
 from octavo.kernels.cpu.intrinsics import (
     Typed,
     bf16_to_f32,
