@@ -12,7 +12,12 @@ from octavo.loadtest.resilience.outcome import Outcome, percentile
 from octavo.loadtest.resilience.process import ServerProcess
 from octavo.loadtest.resilience.watch import canary, demand_nothing_lost, when_idle
 
-SERVE_ARGS = ("--max-num-seqs", "8", "--max-num-queued-reqs", "8")
+# The system hands out a cache page by page as blocks are first used, which in a large one takes
+# hours: this one has been used up when memory is first looked at.
+SERVE_ARGS = (
+    *("--max-num-seqs", "8", "--max-num-queued-reqs", "8"),
+    *("--num-gpu-blocks-override", "1500"),
+)
 _NUM_PLACES = 16
 """What `SERVE_ARGS` let in at once."""
 
