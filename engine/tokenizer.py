@@ -6,8 +6,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerFast
-
 from octavo.engine.core.errors import CheckpointError
 
 _GENERIC_CLASSES = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
@@ -69,7 +67,7 @@ class Tokenizer:
                 f"{path}: no usable tokenizer ({_first_line(error)}); the directory needs a sound "
                 "tokenizer.json and tokenizer_config.json, or name another one with --tokenizer"
             ) from error
-        if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        if not tokenizer.is_fast:
             raise CheckpointError(
                 f"{path}: the tokenizer has no fast version (tokenizer.json); "
                 "name another one with --tokenizer"
@@ -144,6 +142,9 @@ class Tokenizer:
 
 
 def _load(path: Path) -> Any:  # noqa: ANN401 - untyped library
+    # The server listens before it loads a model, and transformers takes a second to import.
+    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
+
     config = path / "tokenizer_config.json"
     declared = None
     if config.is_file():

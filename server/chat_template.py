@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
 import jinja2
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from octavo.engine.core.errors import ConfigurationError, InvalidRequestError
 from octavo.engine.tokenizer import ChatTemplates, Tokenizer
@@ -105,6 +104,11 @@ class ChatTemplate:
             _refuse("messages must not be empty")
         if continue_final_message:
             _check_continuation(shaped, add_generation_prompt)
+        # Slow to import, and the server listens before it loads a model with its tokenizer.
+        from transformers.utils.chat_template_utils import (  # noqa: PLC0415
+            render_jinja_template,
+        )
+
         try:
             rendered, _ = render_jinja_template(
                 conversations=[shaped],

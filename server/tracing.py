@@ -12,18 +12,6 @@ from octavo.engine.core.errors import ConfigurationError
 from octavo.server.context import RequestContext
 from octavo.server.metrics import RequestSummary
 
-try:
-    from opentelemetry import trace
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-except ImportError:
-    _installed = False
-else:
-    _installed = True
-
 _FIRST_SERVER_ERROR = 500
 
 
@@ -45,11 +33,25 @@ class Tracer:
     """
 
     def __init__(self, endpoint: str) -> None:
-        if not _installed:
+        # Slow to import, and most servers send no traces.
+        try:
+            from opentelemetry import trace  # noqa: PLC0415
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415
+                OTLPSpanExporter,
+            )
+            from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
+            from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
+            from opentelemetry.trace.propagation.tracecontext import (  # noqa: PLC0415
+                TraceContextTextMapPropagator,
+            )
+        except ImportError as error:
             raise ConfigurationError(
                 "--otlp-endpoint needs the OpenTelemetry SDK; install it with "
                 "pip install 'octavo[otel]'"
-            )
+            ) from error
+        self._api = trace
+        self._propagator = TraceContextTextMapPropagator()
         exporter = OTLPSpanExporter(endpoint=endpoint.rstrip("/") + "/v1/traces")
         self._provider = TracerProvider(resource=Resource.create({"service.name": "octavo"}))
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
@@ -61,12 +63,12 @@ class Tracer:
             return
         parent = None
         if context.traceparent is not None:
-            parent = TraceContextTextMapPropagator().extract({"traceparent": context.traceparent})
+            parent = self._propagator.extract({"traceparent": context.traceparent})
         offset = time.time() - time.monotonic()
         root = self._tracer.start_span(
             f"{exchange.method} {exchange.handler}",
             parent,
-            trace.SpanKind.SERVER,
+            self._api.SpanKind.SERVER,
             attributes={
                 "http.request.method": exchange.method,
                 "http.route": exchange.handler,
@@ -76,8 +78,8 @@ class Tracer:
             start_time=_nanoseconds(exchange.started + offset),
         )
         if exchange.status >= _FIRST_SERVER_ERROR:
-            root.set_status(trace.StatusCode.ERROR)
-        below = trace.set_span_in_context(root)
+            root.set_status(self._api.StatusCode.ERROR)
+        below = self._api.set_span_in_context(root)
         for summary in context.summaries:
             for name, begin, end in _stages(summary):
                 span = self._tracer.start_span(

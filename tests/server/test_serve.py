@@ -6,6 +6,8 @@ import os
 import signal
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -378,6 +380,13 @@ def test_sockets_that_cannot_be_served_stop_the_start(
     monkeypatch.setenv("LISTEN_FDS", count)
     with pytest.raises(ConfigurationError, match="handed down"):
         open_listener(ServerConfig(uds=uds))
+
+
+def test_nothing_slow_is_imported_before_the_port_is_open() -> None:
+    slow = "{'torch', 'transformers', 'opentelemetry.sdk', 'opentelemetry.exporter'}"
+    code = f"import sys, octavo.server.serve; print(sorted({slow} & sys.modules.keys()))"
+    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert run.stdout == "[]\n"
 
 
 @pytest.mark.parametrize("kind", ["a file", "no server"])

@@ -1,6 +1,7 @@
 """Traces, as a collector gets them."""
 
 import http.server
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -120,7 +121,7 @@ async def test_a_request_that_never_ran_shows_its_wait(
 
 
 def test_without_the_sdk_the_start_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracing, "_installed", False)
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
 
     with pytest.raises(ConfigurationError, match=r"octavo\[otel\]"):
         tracing.Tracer("http://localhost:4318")
