@@ -57,8 +57,7 @@ class DeviceRunner:
         self._packer = StepPacker(self._state)
         width = self._state.block_tables.shape[1]
         self._rows = DeviceRows(limits.max_num_seqs, width, stream.device)
-        block_size = kv_cache.layout.block_size
-        self._step = DeviceStep(model, kv_cache.layers, self._rows, block_size, limits.vocab_size)
+        self._step = DeviceStep(model, kv_cache, self._rows, limits)
         self._results = DeviceResults(model, self._state, self._pooler, limits, stream)
         self._graphs: DecodeGraphs | None = None
         self._no_staging = torch.empty(0, dtype=torch.int64, device=stream.device)

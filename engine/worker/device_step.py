@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from octavo.engine.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
-from octavo.engine.worker.language_model import LanguageModel
+from octavo.engine.attention.metadata import AttentionMetadata, ForwardBatch
+from octavo.engine.worker.kv_cache import KVCache
+from octavo.engine.worker.language_model import LanguageModel, RunnerLimits
 from octavo.engine.worker.packed_step import StepInputs
 from octavo.kernels import ops
 from octavo.kernels.sampling_args import SamplingFilters
@@ -75,16 +76,17 @@ class DeviceStep:
     def __init__(
         self,
         model: LanguageModel,
-        kv_caches: tuple[LayerKVCache, ...],
+        kv_cache: KVCache,
         rows: DeviceRows,
-        block_size: int,
-        vocab_size: int,
+        limits: RunnerLimits,
     ) -> None:
         self._model = model
-        self._kv_caches = kv_caches
+        self._kv_caches = kv_cache.layers
         self._rows = rows
-        self._block_size = block_size
-        self._vocab_size = vocab_size
+        self._block_size = kv_cache.layout.block_size
+        self._null_block = kv_cache.layout.num_blocks
+        self._window = limits.window
+        self._vocab_size = limits.vocab_size
 
     @property
     def padding_row(self) -> int:
@@ -94,10 +96,9 @@ class DeviceStep:
     def forward(self, inputs: StepInputs, longest: Longest) -> tuple[Tensor, Tensor]:
         """Hidden states [T, hidden] and logits fp32 [L, V], without columns of padding."""
         from_device = self._rows.last_tokens[(-1 - inputs.tokens).clamp(min=0)]
-        width = -(-longest.seq_len // self._block_size)
         attention = AttentionMetadata(
             slot_mapping=inputs.slots,
-            block_tables=self._rows.block_tables[:, :width].index_select(0, inputs.rows),
+            block_tables=self._tables_of(inputs, -(-longest.seq_len // self._block_size)),
             seq_lens=inputs.seq_lens.int(),
             query_start_loc=inputs.starts.int(),
             max_query_len=longest.query_len,
@@ -113,6 +114,19 @@ class DeviceStep:
         hidden = self._model.forward(batch)
         logits = self._model.compute_logits(hidden.index_select(0, inputs.logits_indices))
         return hidden, logits[:, : self._vocab_size]
+
+    def _tables_of(self, inputs: StepInputs, width: int) -> Tensor:
+        """The first `width` entries of the block tables: int32 [S, width].
+
+        As in `BatchState.tables_of` the null block stands for blocks that the window has left.
+        """
+        tables = self._rows.block_tables[:, :width].index_select(0, inputs.rows)
+        if self._window is None:
+            return tables
+        first = inputs.positions[inputs.starts[:-1]]
+        num_left = (first - self._window + 1).clamp(min=0) // self._block_size
+        places = torch.arange(width, device=tables.device)
+        return torch.where(places < num_left[:, None], self._null_block, tables)
 
     def draw(self, inputs: StepInputs, logits: Tensor) -> Tensor:
         """Draws from `logits` [L, V], which each row remembers: int64 [D]."""
