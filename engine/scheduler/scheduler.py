@@ -52,6 +52,7 @@ class Scheduler:
         self._lookahead = Lookahead(self._open, limits.max_model_len)
         # Choices that will draw their first token from the row of this step, by their parent.
         self._children: dict[int, list[Sequence]] = {}
+        self._num_steps = 0
         self._last_step_tokens = 0
         self._num_integrity_errors = 0
 
@@ -104,7 +105,7 @@ class Scheduler:
         self._lookahead.begin()
         self._fill(plan)
         assert plan.entries, "open requests, and none can go on"
-        return self._make_output(plan)
+        return self._open.batch.make_output(plan, self._plan_forks)
 
     def schedule_ahead(self, running: SchedulerOutput) -> SchedulerOutput | None:
         """Plan the step after `running`, whose results are not known yet.
@@ -118,16 +119,12 @@ class Scheduler:
         plan = StepPlan(self._limits.max_num_batched_tokens, ahead=True)
         self._fill(plan)
         self._lookahead.held_back = plan.held_back
-        return self._make_output(plan) if plan.entries else None
+        return self._open.batch.make_output(plan, self._plan_forks) if plan.entries else None
 
     def _fill(self, plan: StepPlan) -> None:
         self._schedule_running(plan)
         if not (plan.preempted or plan.held_back):
             self._admission.admit(plan)
-
-    def _make_output(self, plan: StepPlan) -> SchedulerOutput:
-        self._last_step_tokens = self._limits.max_num_batched_tokens - plan.budget
-        return self._open.batch.make_output(plan, self._plan_forks)
 
     def _schedule_running(self, plan: StepPlan) -> None:
         prefills = []
@@ -172,6 +169,8 @@ class Scheduler:
 
     def update_from_output(self, plan: SchedulerOutput, output: ModelOutput) -> list[SequenceDelta]:
         """Take in the results of a step; return all deltas since the last call."""
+        self._num_steps += 1
+        self._last_step_tokens = sum([item.num_tokens for item in plan.scheduled])
         by_id, candidates = self._open.by_id, output.candidates
         assumed = self._lookahead.has_assumed(plan)
         for item in plan.scheduled:
@@ -355,7 +354,7 @@ class Scheduler:
             num_offload_hits=self._kv_cache.num_offload_hits,
             prefix_cache_queries=self._admission.num_cache_queries,
             prefix_cache_hits=self._admission.num_cache_hits,
-            num_steps=self._open.batch.num_steps,
+            num_steps=self._num_steps,
             num_integrity_errors=self._num_integrity_errors,
             last_step_tokens=self._last_step_tokens,
         )

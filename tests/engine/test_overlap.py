@@ -23,6 +23,17 @@ def test_the_next_step_is_launched_before_the_results_of_one_are_taken() -> None
     assert len(harness.executor.plans) == 2 and len(harness.text("a")) == 1
 
 
+def test_the_figures_of_a_step_are_those_of_the_one_that_was_delivered() -> None:
+    harness = Harness(overlap=True)
+    harness.add("a", prompt(5), max_tokens=3)
+    figures = []
+    while harness.engine.has_work():
+        harness.step()
+        stats = harness.engine.stats()
+        figures.append((stats.num_steps, stats.last_step_tokens))
+    assert figures == [(1, 5), (2, 1), (3, 1)]
+
+
 def test_a_length_that_is_known_runs_no_row_in_vain() -> None:
     harness = Harness(overlap=True)
     params = harness.add("a", prompt(5), max_tokens=4)
