@@ -20,6 +20,7 @@ from octavo.loadtest.overhead import measure as measure_overhead
 from octavo.loadtest.overhead import null_server
 from octavo.loadtest.plot.page import run_page
 from octavo.loadtest.report import Report
+from octavo.loadtest.resilience.commands import resilience
 from octavo.loadtest.serving import fresh_seed, measure
 
 _ERRORS_SHOWN = 3
@@ -30,7 +31,7 @@ def bench() -> None:
     """Measure a running server, or the engine and its kernels in this process."""
 
 
-for command in (latency, throughput, kernels, quality, compare, memory):
+for command in (latency, throughput, kernels, quality, compare, memory, resilience):
     bench.add_command(command)
 
 

@@ -6,6 +6,8 @@ set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=${PYTHON:-python3}
 extra=${GPU_CHECK_PACKAGES:-$root/build/gpu_check}
+# Else `python -m` puts the working directory first, whose kernels/ and config/ hide other packages.
+export PYTHONSAFEPATH=1
 export PYTHONPATH="$root/.src:$extra${PYTHONPATH:+:$PYTHONPATH}"
 missing=$("$python" - <<'PROBE'
 from importlib.util import find_spec

@@ -16,9 +16,12 @@ SCRIPT = Path(__file__).parents[2] / "loadtest" / "gpu_check.sh"
 
 def test_a_dry_run_checks_and_measures_everything(tmp_path: Path) -> None:
     output = tmp_path / "new" / "figures.json"
+    # A file where it is started, with the name of a package that it needs.
+    (tmp_path / "transformers.py").write_text("raise SystemExit('the wrong one')\n")
     run = subprocess.run(
         [SCRIPT, "--dry", "--output", output],
         env={**os.environ, "PYTHON": sys.executable},
+        cwd=tmp_path,
         capture_output=True,
         text=True,
     )

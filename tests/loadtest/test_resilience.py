@@ -6,7 +6,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from octavo.loadtest.cli import bench
 from octavo.loadtest.resilience.connections import ConnectionsSize, connections
 from octavo.loadtest.resilience.fuzz import FuzzSize, damaged_request, fuzz
 from octavo.loadtest.resilience.outcome import Outcome, percentile
@@ -50,6 +52,14 @@ def test_the_server_survives(server: ServerProcess, name: str) -> None:
     outcome = asyncio.run(SCENARIOS[name](server))
 
     assert not [check for check in outcome.failed if not check.only_long], outcome.render()
+
+
+def test_each_scenario_is_a_command() -> None:
+    listed = CliRunner().invoke(bench, ["resilience", "--help"]).output
+    assert all(name in listed for name in SCENARIOS)
+    for name in SCENARIOS:
+        result = CliRunner().invoke(bench, ["resilience", name, "--help"])
+        assert result.exit_code == 0 and "SERVE FLAGS" in result.output
 
 
 def test_an_unmet_demand_fails_the_scenario() -> None:

@@ -1,4 +1,4 @@
-"""Command line: `python -m octavo.loadtest.resilience SCENARIO [-- SERVE FLAGS]`."""
+"""Command line of the resilience scenarios: `octavo bench resilience`."""
 
 import asyncio
 import resource
@@ -27,7 +27,7 @@ _json = click.option(
 
 
 @click.group()
-def main() -> None:
+def resilience() -> None:
     """Start a server and see whether it survives; exits with 1 where a demand is not met."""
 
 
@@ -60,7 +60,7 @@ def _run(
     log.unlink()
 
 
-@main.command()
+@resilience.command()
 @click.option("--seconds", default=120.0, show_default=True, help="Length of the overload.")
 @click.option("--calibrate", default=30.0, show_default=True, help="Seconds to find the peak.")
 @click.option("--factor", default=5.0, show_default=True, help="Times the peak that is sent.")
@@ -74,7 +74,7 @@ def overload(
     _run(lambda server: beyond.overload(server, size), (*beyond.SERVE_ARGS, *serve_args), file)
 
 
-@main.command()
+@resilience.command()
 @click.option("--minutes", default=20.0, show_default=True, help="Length, with the warm-up.")
 @_json
 @_serve_args
@@ -84,7 +84,7 @@ def soak(minutes: float, file: Path | None, serve_args: tuple[str, ...]) -> None
     _run(lambda server: long.soak(server, size), (*long.SERVE_ARGS, *serve_args), file)
 
 
-@main.command()
+@resilience.command()
 @click.option("--idle", default=2000, show_default=True, help="Idle connections.")
 @click.option("--streams", default=500, show_default=True, help="Streams at once.")
 @click.option("--reuse", default=10_000, show_default=True, help="Requests over kept connections.")
@@ -98,7 +98,7 @@ def connections(
     _run(lambda server: many.connections(server, size), (*many.SERVE_ARGS, *serve_args), file)
 
 
-@main.command()
+@resilience.command()
 @click.option("--bad", default=10_000, show_default=True, help="Requests that must be refused.")
 @click.option("--seed", default=1, show_default=True, help="Of the damage.")
 @_json
@@ -109,7 +109,7 @@ def fuzz(bad: int, seed: int, file: Path | None, serve_args: tuple[str, ...]) ->
     _run(lambda server: damaged.fuzz(server, size), (*damaged.SERVE_ARGS, *serve_args), file)
 
 
-@main.command()
+@resilience.command()
 @click.option("--seconds", default=10.0, show_default=True, help="Load before the signal.")
 @click.option("--clients", default=24, show_default=True, help="Clients at once.")
 @_json
@@ -120,7 +120,7 @@ def sigterm(seconds: float, clients: int, file: Path | None, serve_args: tuple[s
     _run(lambda server: stop.sigterm(server, size), (*stop.SERVE_ARGS, *serve_args), file)
 
 
-@main.command()
+@resilience.command()
 @click.option("--seconds", default=5.0, show_default=True, help="Load before the kill.")
 @click.option("--clients", default=8, show_default=True, help="Clients at once.")
 @_json
@@ -137,7 +137,3 @@ def restart(seconds: float, clients: int, file: Path | None, serve_args: tuple[s
         file,
         keep_socket=True,
     )
-
-
-if __name__ == "__main__":
-    main()
