@@ -96,7 +96,8 @@ class DeviceRunner:
     def launch(self, plan: SchedulerOutput) -> Wait:
         """Starts one step; the call that is returned waits for its results.
 
-        All steps have to be waited for, in the order of their launch.
+        Steps have to be waited for in the order of their launch; those launched before a failure
+        are given up.
         """
         changes = self._updates.apply(plan)
         self._stream.submit(lambda: self._move_blocks(plan))
@@ -113,7 +114,7 @@ class DeviceRunner:
         state.num_computed[step.rows] += step.num_tokens
         if results.adjusts:
             # The device is busy with the forward pass while the ids before are taken in.
-            self._settle()
+            self._settle(self._unsettled)
             results.take_histories()
         self._launch_draws(results, draws, graph)
         self._unsettled.append(results)
@@ -170,13 +171,18 @@ class DeviceRunner:
 
         results.launch(draw if draws.seq_ids else None)
 
-    def _settle(self) -> None:
-        """Takes in the ids of all steps that have been launched."""
-        for results in self._unsettled:
-            results.settle()
+    def _settle(self, steps: list[StepResults]) -> None:
+        """Takes in the ids of steps. After a failure none is waited for again."""
+        try:
+            for results in steps:
+                results.settle()
+        except Exception:
+            self._unsettled.clear()
+            raise
 
     @torch.inference_mode()
     def _wait(self, results: StepResults) -> ModelOutput:
-        results.settle()
-        self._unsettled.remove(results)
+        self._settle([results])
+        # Steps before it that nobody waited for were given up.
+        del self._unsettled[: self._unsettled.index(results) + 1]
         return results.output()

@@ -1,13 +1,16 @@
 """The loop for GPUs on a stand-in that works as late as it can: texts equal the plain loop's."""
 
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from fake_stream import FakeStream
+from fake_stream import FakeDownload, FakeStream
 from hf_pair import make_pair, random_ids
 from model_engine import ModelEngine
+from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.engine.attention.metadata import ForwardBatch
@@ -225,6 +228,38 @@ def test_blocks_that_the_window_has_left_may_hold_nan_by_now(graphs: tuple[int, 
             layer.key[left] = torch.nan
     engines[1].run()
     assert texts(engines[0]) == texts(engines[1])
+
+
+class FailedDownload(FakeDownload):
+    def wait(self) -> list[NDArray[Any]]:
+        raise MemoryError("no memory for a step")
+
+
+class FailingStream(FakeStream):
+    """Results of steps that are launched while it `fails` never come."""
+
+    fails = False
+
+    def download(self, sources: Callable[[], Sequence[Tensor]]) -> FakeDownload:
+        result = super().download(sources)
+        return FailedDownload(self) if self.fails else result
+
+
+@pytest.mark.parametrize("name", ["greedy", "penalized"])
+def test_f08_a_step_that_failed_is_not_waited_for_again(name: str) -> None:
+    stream = FailingStream()
+    engine = ModelEngine(HistoryModel(), stream=stream)  # type: ignore[arg-type]
+    engine.add("a", [1, 2, 3], max_tokens=9, **REQUESTS[name])
+    engine.step()
+    stream.fails = True
+    with pytest.raises(MemoryError):
+        engine.run()
+    stream.fails = False
+    plain = ModelEngine(HistoryModel())  # type: ignore[arg-type]
+    for each in (engine, plain):
+        each.add("b", [4, 5], max_tokens=9, **REQUESTS["penalized"])
+        each.run()
+    assert engine.text("b") == plain.text("b")
 
 
 def test_a_step_makes_one_copy_to_the_device() -> None:
