@@ -14,6 +14,7 @@ from octavo.loadtest.memory.engine import CacheShape, ModelChoice, make_engine, 
 from octavo.loadtest.memory.group import memory
 from octavo.loadtest.memory.occupancy import Occupancy, Sharing
 from octavo.loadtest.memory.report import Goal, line
+from octavo.loadtest.memory.throughput import compare_caching
 from octavo.loadtest.memory.workload import conversation_lengths
 from octavo.loadtest.workload import Prompt
 
@@ -88,13 +89,33 @@ def test_prefix(random_llama_dir: Path) -> None:
     sizes = {"shared_len": 64, "own_len": 8, "output_len": 4, "num_prompts": 4, "rounds": 1}
     found = figures(random_llama_dir, "prefix", **sizes)
     assert found["Prompt tokens from the cache"] == pytest.approx(100 * 3 * 64 / (4 * 72), abs=0.01)
-    assert found["Times as fast"] > 0
+    rates = found["Tokens/s, caching"], found["Tokens/s, no caching"]
+    assert found["Times as fast"] == pytest.approx(rates[0] / rates[1], rel=0.02, abs=0.01)
 
 
 def test_zero_hits(random_llama_dir: Path) -> None:
     sizes = {"input_len": 40, "output_len": 4, "num_prompts": 4, "rounds": 1, "host_rounds": 2}
     found = figures(random_llama_dir, "zero-hits", **sizes)
-    assert found["A round with the model (ms)"] > 0
+    added, whole = (
+        found[name] for name in ("Bookkeeping added to a round (ms)", "A round with the model (ms)")
+    )
+    share = 100 * added / (added + whole)
+    assert found["Throughput lost by it"] == pytest.approx(share, rel=0.02, abs=0.1)
+
+
+def test_caching_is_compared_over_the_same_tokens(null_model: ModelChoice) -> None:
+    numbers = iter(range(10_000))
+
+    def draw() -> list[Prompt]:
+        shared = [next(numbers) % 90 for _ in range(32)]
+        return [Prompt([*shared, number], 33, 5) for number in range(3)]
+
+    pairs = list(compare_caching(null_model, CacheShape(512, 64, block_size=16), draw, rounds=2))
+    assert len(pairs) == 2
+    for pair in pairs:
+        for one, num_cached in ((pair.cached, 2 * 32), (pair.uncached, 0)):
+            assert (one.num_prompt_tokens, one.num_output_tokens) == (3 * 33, 3 * 5)
+            assert one.num_cached_tokens == num_cached
 
 
 def test_static(random_llama_dir: Path) -> None:

@@ -46,12 +46,12 @@ def test_steps_run_in_order_with_the_variables_of_the_file(
 ) -> None:
     monkeypatch.setattr(steps.venv, "create", lambda *_, **__: None)
     (stage,) = steps.parse(
-        "FROM python:3 AS one\n# a comment\nWORKDIR /work\nENV WORD=here \\\n    OTHER=/work/x\n"
+        "FROM python:3 AS one\n# a comment\nWORKDIR /build\nENV WORD=here \\\n    OTHER=/build/x\n"
         'RUN apt-get update && echo "$WORD $OTHER" > out\n'
     )
     monkeypatch.setitem(steps.SYSTEM, "apt-get", "")
-    steps.Runner(tmp_path, ["/work"]).run(stage)
-    assert (tmp_path / "work" / "out").read_text() == f"here {tmp_path}/work/x\n"
+    steps.Runner(tmp_path, ["/build"]).run(stage)
+    assert (tmp_path / "build" / "out").read_text() == f"here {tmp_path}/build/x\n"
 
 
 def test_an_unknown_instruction_is_an_error(steps: ModuleType) -> None:
