@@ -18,25 +18,28 @@ def describe_configs(
 ) -> str:
     """Return a YAML file of all values, each with a comment that names its source.
 
-    `settings` are those that somebody gave. Secrets are not shown.
+    `settings` are those that somebody gave. Secrets that are set are not shown and commented out.
     """
     values = {name: getattr(server, name) for name in ServerConfig.model_fields}
     for section in EngineConfig.model_fields:
         values |= dict(getattr(engine, section))
-    lines = [
-        f"{flag.key}: {_render(flag, values[name])}  # {_source(settings.get(name))}"
-        for name, flag in all_flags().items()
-    ]
-    return "\n".join(lines)
+    return "\n".join(
+        _line(flag, values[name], _source(settings.get(name))) for name, flag in all_flags().items()
+    )
+
+
+def _line(flag: Flag, value: Any, source: str) -> str:  # noqa: ANN401 - any field's value
+    if flag.field in SECRET_FIELDS and value:
+        # A comment: read back, what stands for a key would be a key that everybody knows.
+        return f"# {flag.key}: {_HIDDEN}  # {source}"
+    return f"{flag.key}: {_render(value)}  # {source}"
 
 
 def _source(setting: Setting | None) -> str:
     return "default" if setting is None else setting.given_as
 
 
-def _render(flag: Flag, value: Any) -> str:  # noqa: ANN401 - any field's value
-    if flag.field in SECRET_FIELDS and value:
-        return _HIDDEN
+def _render(value: Any) -> str:  # noqa: ANN401 - any field's value
     if isinstance(value, tuple | dict):
         return json.dumps(value)
     plain = value if value is None or isinstance(value, bool | int | float) else str(value)

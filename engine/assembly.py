@@ -4,9 +4,10 @@ import logging
 
 from octavo.config.engine import EngineConfig
 from octavo.engine.core.limits import EngineLimits, HostMemory
+from octavo.engine.core.model_output import Launch
 from octavo.engine.executor.encoder import EncoderExecutor
 from octavo.engine.executor.null import NullExecutor
-from octavo.engine.executor.profiled import Launch, ProfiledExecutor
+from octavo.engine.executor.profiled import ProfiledExecutor
 from octavo.engine.executor.uniproc import UniprocExecutor
 from octavo.engine.loader import Checkpoint, EncoderCheckpoint
 

@@ -1,7 +1,6 @@
 """The engine as plain calls: requests in, one step at a time, deltas out."""
 
 import random
-from collections.abc import Callable
 
 from octavo.config.engine import EngineConfig
 from octavo.engine.cache.kv_cache_manager import KVCacheManager
@@ -9,7 +8,7 @@ from octavo.engine.core.block_map import BlockMap
 from octavo.engine.core.errors import ContextLengthError, InvalidRequestError
 from octavo.engine.core.limits import EngineLimits
 from octavo.engine.core.messages import AddRequest
-from octavo.engine.core.model_output import ModelOutput
+from octavo.engine.core.model_output import Launch, Wait
 from octavo.engine.core.request import Request
 from octavo.engine.core.request_output import EngineStats, SequenceDelta
 from octavo.engine.core.scheduler_output import SchedulerOutput
@@ -17,10 +16,6 @@ from octavo.engine.executor.base import Executor
 from octavo.engine.scheduler.scheduler import Scheduler
 
 __all__ = ["EngineLimits", "LLMEngine"]
-
-
-Wait = Callable[[], ModelOutput]
-Launch = Callable[[SchedulerOutput], Wait]
 
 
 class LLMEngine:

@@ -459,10 +459,7 @@ class AsyncEngine:
 
 
 def _is_corrupted(delta: SequenceDelta) -> bool:
-    """True for a row that the worker could not use; other errors come without ever running.
-
-    A row that the request's own settings left without a token is a refusal.
-    """
+    """True for a row of NaN; other errors come without ever running, or are refusals."""
     failed = delta.finish_reason is FinishReason.ERROR and delta.scheduled_time is not None
     return failed and delta.refusal is None
 

@@ -1,10 +1,11 @@
 """What the worker gives back for one step."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from octavo.engine.core.pooling import Embedding
+from octavo.engine.core.scheduler_output import SchedulerOutput
 
 NOTHING_LEFT = "the masks of the request leave no token that could be produced"
 """The reason in `ModelOutput.failed` that is the request's own fault."""
@@ -56,3 +57,10 @@ class ModelOutput:
     failed: Mapping[int, str] = field(default_factory=dict)
     embeddings: Mapping[int, Embedding] = field(default_factory=dict)
     candidates: Mapping[int, tuple[BeamCandidate, ...]] = field(default_factory=dict)
+
+
+Wait = Callable[[], ModelOutput]
+"""Waits for the results of a step that was launched."""
+
+Launch = Callable[[SchedulerOutput], Wait]
+"""Starts a step without waiting for it."""

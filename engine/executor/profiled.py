@@ -7,15 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from octavo.engine.core.model_output import ModelOutput
+from octavo.engine.core.model_output import Launch, ModelOutput, Wait
 from octavo.engine.core.scheduler_output import SchedulerOutput
 from octavo.engine.executor.base import Executor
 
 if TYPE_CHECKING:
     from torch.profiler import profile
-
-Wait = Callable[[], ModelOutput]
-Launch = Callable[[SchedulerOutput], Wait]
 
 _logger = logging.getLogger(__name__)
 

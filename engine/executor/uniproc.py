@@ -1,7 +1,6 @@
 """The executor that runs the model in the engine's own thread, on one device."""
 
 import logging
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -13,13 +12,13 @@ from octavo.config.model import ModelConfig
 from octavo.engine.attention.metadata import KVCacheLayout
 from octavo.engine.core.errors import ConfigurationError
 from octavo.engine.core.limits import HostMemory
-from octavo.engine.core.model_output import ModelOutput
+from octavo.engine.core.model_output import Launch, ModelOutput
 from octavo.engine.core.scheduler_output import SchedulerOutput
 from octavo.engine.executor.gpu import GpuStart
 from octavo.engine.loader import Checkpoint
 from octavo.engine.loader.filling import load_model
 from octavo.engine.worker.device_memory import CudaMemory
-from octavo.engine.worker.device_runner import DeviceRunner, Wait
+from octavo.engine.worker.device_runner import DeviceRunner
 from octavo.engine.worker.device_step import Bounds
 from octavo.engine.worker.device_stream import CudaStream, DeviceStream
 from octavo.engine.worker.kv_cache import KVCache
@@ -80,9 +79,18 @@ class UniprocExecutor:
         self._size = size
         self._window = start.common_window
         self._host_memory = start.host_memory(config.cache, size)
-        self._runner = start.make_runner(size, self._host_memory)
         self._compiled_late: list[str] = []
-        self._warm_up(config, gpu)
+        self._runner: ModelRunner | DeviceRunner
+        self._launch: Launch | None = None
+        if gpu is None:
+            self._runner = start.cpu_runner(size, self._host_memory)
+            self._warm_up(config)
+        else:
+            runner = start.device_runner(size, self._host_memory)
+            self._runner, self._launch = runner, runner.launch
+            self._warm_up(config)
+            _logger.info("%d decode steps recorded", gpu.prepare(runner))
+            ops.watch_compilations(self._note_compilation)
         if demand.gpu is not None:
             cache_bytes = size.num_blocks * demand.bytes_per_block
             share = config.cache.gpu_memory_utilization
@@ -101,14 +109,11 @@ class UniprocExecutor:
             steps.max_num_batched_tokens,
         )
 
-    def _warm_up(self, config: EngineConfig, gpu: GpuStart | None) -> None:
+    def _warm_up(self, config: EngineConfig) -> None:
         runner = self._runner
         warm_up(runner, _WARM_UP_SEQS, 2 * config.cache.block_size + 1)
         if runner.num_host_blocks and config.scheduler.preemption_mode == "auto":
             self._host_memory = replace(self._host_memory, costs=measure_costs(runner))
-        if gpu is not None and isinstance(runner, DeviceRunner):
-            _logger.info("%d decode steps recorded", gpu.prepare(runner))
-            ops.watch_compilations(self._note_compilation)
 
     def _note_compilation(self, kernel: str) -> None:
         _logger.warning("the kernel %s was compiled while serving: a warm-up is missing", kernel)
@@ -120,9 +125,9 @@ class UniprocExecutor:
         return tuple(self._compiled_late)
 
     @property
-    def launch(self) -> Callable[[SchedulerOutput], Wait] | None:
+    def launch(self) -> Launch | None:
         """Starts a step and returns what waits for it; None where steps cannot overlap."""
-        return self._runner.launch if isinstance(self._runner, DeviceRunner) else None
+        return self._launch
 
     @property
     def num_blocks(self) -> int:
@@ -160,6 +165,7 @@ class UniprocExecutor:
 
     def shutdown(self) -> None:
         """Gives up the model and the cache."""
+        self._launch = None
         del self._runner
 
 
@@ -229,27 +235,31 @@ class _Start:
         most_useful = self.steps.max_num_seqs * blocks_each
         return size_host_memory(cache, bytes_per_block, free, most_useful)
 
-    def make_runner(
-        self, size: CacheSize, host_memory: HostMemory | None = None
-    ) -> ModelRunner | DeviceRunner:
-        host_memory = host_memory or HostMemory()
-        cache = KVCache(
+    def cpu_runner(self, size: CacheSize, host_memory: HostMemory) -> ModelRunner:
+        cache = self._kv_cache(size, host_memory)
+        return ModelRunner(self.model, cache, self._limits(size), self.device)
+
+    def device_runner(self, size: CacheSize, host_memory: HostMemory) -> DeviceRunner:
+        assert self.stream is not None, "a CPU has no stream"
+        cache, bounds = self._kv_cache(size, host_memory), self._bounds(size.max_model_len)
+        return DeviceRunner(self.model, cache, self._limits(size), self.stream, bounds)
+
+    def _kv_cache(self, size: CacheSize, host_memory: HostMemory) -> KVCache:
+        return KVCache(
             self._layout(size.num_blocks),
             self.facts.num_layers,
             self.device,
             host_memory.num_swap_blocks + host_memory.num_offload_blocks,
         )
-        limits = RunnerLimits(
+
+    def _limits(self, size: CacheSize) -> RunnerLimits:
+        return RunnerLimits(
             max_num_seqs=self.steps.max_num_seqs,
             max_model_len=size.max_model_len,
             vocab_size=self.facts.vocab_size,
             eos_token_ids=self.facts.eos_token_ids,
             window=self.common_window,
         )
-        if self.stream is None:
-            return ModelRunner(self.model, cache, limits, self.device)
-        bounds = self._bounds(size.max_model_len)
-        return DeviceRunner(self.model, cache, limits, self.stream, bounds)
 
     def cache_demand(self, gpu_utilization: float, gpu: GpuStart | None) -> CacheDemand:
         memory = None if gpu is None else gpu.measure(self._small_runner)
@@ -269,9 +279,8 @@ class _Start:
         )
 
     def _small_runner(self, num_blocks: int) -> DeviceRunner:
-        runner = self.make_runner(CacheSize(num_blocks, self.facts.max_model_len))
-        assert isinstance(runner, DeviceRunner)
-        return runner
+        size = CacheSize(num_blocks, self.facts.max_model_len)
+        return self.device_runner(size, HostMemory())
 
     @property
     def _bytes_per_block(self) -> int:

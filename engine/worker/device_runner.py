@@ -4,15 +4,13 @@ The host packs what the device cannot know, and the device takes the ids that it
 a step can be launched before the results of the one before are there.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.engine.attention.metadata import KVCacheLayout
-from octavo.engine.core.model_output import ModelOutput
+from octavo.engine.core.model_output import ModelOutput, Wait
 from octavo.engine.core.scheduler_output import SchedulerOutput
 from octavo.engine.worker.batch_state import BatchState
 from octavo.engine.worker.decode_graphs import DecodeGraph, DecodeGraphs
@@ -25,8 +23,6 @@ from octavo.engine.worker.language_model import LanguageModel, RunnerLimits
 from octavo.engine.worker.packed_step import StepInputs, StepPacker, StepShape
 from octavo.engine.worker.pooler import Pooler
 from octavo.engine.worker.row_updates import RowUpdates
-
-Wait = Callable[[], ModelOutput]
 
 
 class DeviceRunner:

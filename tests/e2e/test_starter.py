@@ -15,6 +15,7 @@ import openai
 import pytest
 
 START_S = 170
+README = Path(__file__).parents[2] / "README.md"
 OCTAVO = Path(sys.executable).with_name("octavo")
 
 
@@ -73,10 +74,11 @@ def test_openai_python_streams_what_it_gets_at_once(server_url: str) -> None:
         request = {
             "model": client.models.list().data[0].id,
             "messages": [{"role": "user", "content": "Name three colours."}],
-            "max_tokens": 24,
+            "max_tokens": 32,
             "temperature": 0,
         }
         whole = client.chat.completions.create(**request)
         with client.chat.completions.create(**request, stream=True) as stream:
             streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
     assert streamed == whole.choices[0].message.content
+    assert f"```\n{streamed}```" in README.read_text(encoding="utf-8")

@@ -141,12 +141,12 @@ def test_print_config_names_the_source_of_each_value(
 
     lines = dict(line.split(": ", 1) for line in result.output.splitlines())
     assert result.exit_code == 0
-    assert list(lines) == [flag.key for flag in all_flags().values()]
+    assert [key.removeprefix("# ") for key in lines] == [f.key for f in all_flags().values()]
     assert lines["port"] == f"1  # port in {path}"
     assert lines["dtype"] == "float32  # OCTAVO_DTYPE"
     assert lines["model"] == "some/model  # --model"
     assert lines["block-size"] == "16  # default"
-    assert lines["api-key"] == f"(not shown)  # api-key in {path}"
+    assert lines["# api-key"] == f"(not shown)  # api-key in {path}"
     assert "hidden" not in result.output
 
 
@@ -156,6 +156,7 @@ def test_what_print_config_shows_can_be_read_back(
     template = "{% for m in messages %}# {{ m }}: 'x'{% endfor %}"
     args = ["--chat-template", template, "--default-chat-template-kwargs", '{"a": 1.5}']
     args += ["--served-model-name", "a: b", "--load-format", "null", "--seed", "0"]
+    args += ["--api-key", "secret", "--admin-key", "other"]
     shown = CliRunner().invoke(main, ["serve", *args, "--print-config"]).output
     (tmp_path / "shown.yaml").write_text(shown)
 
@@ -164,6 +165,8 @@ def test_what_print_config_shows_can_be_read_back(
     assert read.server.chat_template == template
     assert read.server.default_chat_template_kwargs == {"a": 1.5}
     assert read.server.served_model_name == ("a: b",)
+    assert not read.server.api_key
+    assert not read.server.admin_key
     assert (read.engine.load.load_format, read.engine.load.seed) == ("null", 0)
 
 
