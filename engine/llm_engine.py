@@ -1,6 +1,7 @@
 """The engine as plain calls: requests in, one step at a time, deltas out."""
 
 import random
+from typing import TYPE_CHECKING
 
 from octavo.config.engine import EngineConfig
 from octavo.engine.cache.kv_cache_manager import KVCacheManager
@@ -11,9 +12,11 @@ from octavo.engine.core.messages import AddRequest
 from octavo.engine.core.model_output import Launch, Wait
 from octavo.engine.core.request import Request
 from octavo.engine.core.request_output import EngineStats, SequenceDelta
-from octavo.engine.core.scheduler_output import SchedulerOutput
 from octavo.engine.executor.base import Executor
 from octavo.engine.scheduler.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from octavo.engine.core.scheduler_output import SchedulerOutput
 
 __all__ = ["EngineLimits", "LLMEngine"]
 
