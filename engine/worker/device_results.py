@@ -19,7 +19,7 @@ from octavo.engine.worker.language_model import LanguageModel, RunnerLimits
 from octavo.engine.worker.logprobs import token_logprobs
 from octavo.engine.worker.packed_step import StepInputs
 from octavo.engine.worker.pooler import Pooler
-from octavo.engine.worker.prompt_scores import PromptScorer
+from octavo.engine.worker.prompt_scores import PromptScorer, scored_places
 from octavo.engine.worker.sampler import NOT_FINITE
 from octavo.kernels import ops
 from octavo.kernels.sampling_args import ScoredTokens
@@ -52,8 +52,10 @@ class DeviceResults:
 class StepResults:
     """One step, from its launch to its output.
 
-    All that depends on the rows is read before the launch: once the step after has been launched,
-    a row may belong to another sequence. `inputs`, `hidden` and `logits` are set by the device.
+    What depends on the rows is read before the launch: once the step after has been launched, a row
+    may belong to another sequence. Scored prompts, embeddings and beams alone are read once the
+    step is waited for, and before that nothing is launched behind them. `inputs`, `hidden` and
+    `logits` are set by the device.
     """
 
     def __init__(
@@ -74,8 +76,7 @@ class StepResults:
         wanted = (state.logprobs[draws.rows] >= 0) & ~is_beam
         self.scored = np.flatnonzero(wanted[draws.logits_rows])
         self._num_top = state.logprobs[draws.rows][draws.logits_rows[self.scored]]
-        inside = step.first < state.num_prompt_tokens[step.rows] - 1
-        self._scores_prompts = bool((inside & (state.prompt_logprobs[step.rows] >= 0)).any())
+        self._scoring = scored_places(state, step)
         self._pools = any(item.seq_id in owner.pooler for item in plan.scheduled)
         self._adjusted = self._find_adjusted(state, is_beam)
         self._histories: list[History] = []
@@ -89,8 +90,8 @@ class StepResults:
 
     @property
     def needs_host(self) -> bool:
-        """Whether more is read from the step than draws; then nothing is launched before."""
-        return bool(self._beams.size) or self._scores_prompts or self._pools
+        """Whether more is read from the step than draws, for which no graph leaves anything."""
+        return bool(self._beams.size or self._scoring.size) or self._pools
 
     def take_histories(self) -> None:
         """Copies the texts on which adjustments depend; their ids must be known by now."""
@@ -184,11 +185,11 @@ class StepResults:
 
     def _read_hidden(self) -> ModelOutput:
         """What is read off the hidden states: scores of prompts, and embeddings."""
-        if not (self._scores_prompts or self._pools):
+        if not (self._scoring.size or self._pools):
             return ModelOutput({})
         assert self.hidden is not None
         scheduled, owner = self._plan.scheduled, self._owner
-        scores, failed = owner.scorer.score(scheduled, self._step, self.hidden)
+        scores, failed = owner.scorer.score(scheduled, self._step, self._scoring, self.hidden)
         embeddings, not_finite = owner.pooler.pool(scheduled, self._step, self.hidden)
         return ModelOutput({}, {}, scores, failed | not_finite, embeddings)
 

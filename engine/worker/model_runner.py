@@ -13,7 +13,7 @@ from octavo.engine.worker.input_batch import DrawBatch, draw_batch, forward_batc
 from octavo.engine.worker.kv_cache import KVCache
 from octavo.engine.worker.language_model import LanguageModel, RunnerLimits
 from octavo.engine.worker.pooler import Pooler
-from octavo.engine.worker.prompt_scores import PromptScorer
+from octavo.engine.worker.prompt_scores import PromptScorer, scored_places
 from octavo.engine.worker.row_updates import RowUpdates
 from octavo.engine.worker.sampler import Sampler
 
@@ -68,7 +68,9 @@ class ModelRunner:
         draws = draw_batch(state, plan.scheduled, step, self._pooler)
         batch = forward_batch(state, step, draws, self._kv_cache.layers, self._device)
         hidden = self._model.forward(batch)
-        prompt_logprobs, failed = self._scorer.score(plan.scheduled, step, hidden)
+        prompt_logprobs, failed = self._scorer.score(
+            plan.scheduled, step, scored_places(self._state, step), hidden
+        )
         embeddings, not_finite = self._pooler.pool(plan.scheduled, step, hidden)
         read = ModelOutput({}, {}, prompt_logprobs, failed | not_finite, embeddings)
         state.num_computed[step.rows] += step.num_tokens

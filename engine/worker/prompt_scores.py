@@ -20,6 +20,18 @@ from octavo.kernels import ops
 _SCORED_POSITIONS = 64
 
 
+def scored_places(state: BatchState, step: StepRows) -> NDArray[np.int64]:
+    """Places in the step of the sequences whose prompt is scored in it; before it draws.
+
+    The prompt is the same for all choices, and choice 0 reports it. A sequence that is computed
+    again behind its first output has reported it already.
+    """
+    rows = step.rows
+    wanted = (state.prompt_logprobs[rows] >= 0) & (state.choices[rows] == 0)
+    inside = step.first < state.num_prompt_tokens[rows] - 1
+    return np.flatnonzero(wanted & inside & (state.num_output_tokens(rows) == 0))
+
+
 class PromptScorer:
     """Scores the prompt tokens that follow the positions computed in a step."""
 
@@ -32,18 +44,22 @@ class PromptScorer:
         self._device = device
 
     def score(
-        self, scheduled: Sequence[ScheduledSequence], step: StepRows, hidden: Tensor
+        self,
+        scheduled: Sequence[ScheduledSequence],
+        step: StepRows,
+        places: NDArray[np.int64],
+        hidden: Tensor,
     ) -> tuple[dict[int, tuple[TokenLogprobs, ...]], dict[int, str]]:
-        """Records by seq_id from hidden states [T, hidden], and why there are none."""
+        """Records by seq_id from hidden states [T, hidden], and why there are none.
+
+        `places` are those of `scored_places`, taken before the draws of the step.
+        """
         records: dict[int, tuple[TokenLogprobs, ...]] = {}
         failed: dict[int, str] = {}
         wanted = self._state.prompt_logprobs[step.rows]
-        for place in np.flatnonzero(wanted >= 0).tolist():
+        for place in places.tolist():
             row, first = int(step.rows[place]), int(step.first[place])
             last = min(first + int(step.num_tokens[place]), self._state.num_prompt_tokens[row] - 1)
-            # The prompt is the same for all choices, and choice 0 reports it.
-            if last <= first or self._state.choices[row] != 0:
-                continue
             start = int(step.start[place])
             targets = self._state.token_ids[row, first + 1 : last + 1].astype(np.int64)
             scored = self._score(hidden[start : start + targets.size], targets, wanted[place])

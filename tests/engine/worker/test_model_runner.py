@@ -61,6 +61,15 @@ def test_prompt_logprobs_score_each_next_prompt_token_once(
         assert record.rank == 1 + best.tolist().index(record.token_id)
 
 
+def test_a_prompt_is_not_scored_again_behind_its_first_output(make_driver: MakeDriver) -> None:
+    driver = make_driver(random_table(1))
+    scored = SamplingParams(max_tokens=9, temperature=0, prompt_logprobs=0)
+    driver.add(1, [5, 9, 2], scored, output=(4,))
+    driver.add(2, [5, 9, 2], scored)
+    output = driver.step()
+    assert set(output.sampled) == {1, 2} and set(output.prompt_logprobs) == {2}
+
+
 def test_long_prompts_are_scored_in_pieces(make_driver: MakeDriver) -> None:
     driver = make_driver(random_table(2))
     prompt = [int(token) for token in np.random.default_rng(0).integers(0, V, 200)]
