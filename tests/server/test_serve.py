@@ -105,7 +105,7 @@ def test_sigterm_lets_a_stream_end_and_refuses_new_work(byte_bpe_dir: Path) -> N
     lines: list[str] = []
     refusals: list[str] = []
     executor = ScriptedExecutor(HELLO)
-    executor.step_seconds = 0.05
+    executor.step_seconds = 0.4
     run = Run(byte_bpe_dir, executor)
 
     def script(client: httpx.Client) -> None:
