@@ -8,7 +8,7 @@ import enum
 import json
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -123,10 +123,14 @@ def _kind(annotation: Any) -> tuple[Kind, tuple[str, ...]]:  # noqa: ANN401 - an
     return _PLAIN_KINDS[origin or annotation], ()
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a hint such as " Did you mean 'port'?", or nothing."""
-    matches = difflib.get_close_matches(name, list(known), n=1)
-    return f" Did you mean {matches[0]!r}?" if matches else ""
+def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """Return a hint such as " Did you mean 'port'?", or nothing where no name is near.
+
+    A `prefix` that all of `known` share makes nothing alike.
+    """
+    bare = [other.removeprefix(prefix) for other in known]
+    matches = difflib.get_close_matches(name.removeprefix(prefix), bare, n=1)
+    return f" Did you mean {prefix + matches[0]!r}?" if matches else ""
 
 
 def settings_from_options(values: Mapping[str, Any]) -> dict[str, Setting]:
@@ -153,7 +157,7 @@ def settings_from_variables(
     for variable, text in variables.items():
         flag = by_variable.get(variable)
         if flag is None:
-            hint = nearest(variable, by_variable)
+            hint = nearest(variable, by_variable, PREFIX)
             warnings.append(f"The variable {variable} is not known and has no effect.{hint}")
             continue
         value: Any = text
@@ -174,10 +178,27 @@ def _split_list(text: str) -> list[Any]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
+class _UniqueKeys(yaml.SafeLoader):
+    """Refuses a mapping that names a key twice; YAML itself would let the last one win."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        lines: dict[str, int] = {}
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                raise FlagError(
+                    f"{key.value!r} is given twice, in lines {lines[key.value]} and {line}"
+                )
+            lines[key.value] = line
+        return super().construct_mapping(node, deep)
+
+
 def settings_from_file(path: Path) -> dict[str, Setting]:
     """Read a YAML file of settings. Raises FlagError."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)
+    except FlagError as error:
+        raise FlagError(f"--config: {path}: {error}; keep one of them") from error
     except (OSError, UnicodeDecodeError) as error:
         raise FlagError(f"--config: cannot read {path}: {error}") from error
     except yaml.YAMLError as error:
@@ -194,6 +215,8 @@ def settings_from_file(path: Path) -> dict[str, Setting]:
         if name not in flags:
             hint = nearest(str(key), [flag.key for flag in flags.values()])
             raise FlagError(f"{path}: unknown setting {key!r}.{hint}")
+        if name in settings:
+            raise FlagError(f"--config: {path} gives {flags[name].key!r} twice, with - and with _")
         if flags[name].kind == "list" and not isinstance(value, list):
             value = [value]
         settings[name] = Setting(value, f"{flags[name].key} in {path}")

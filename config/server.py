@@ -58,8 +58,8 @@ class ServerConfig(ConfigModel):
     )
     api_key_file: str | None = Field(
         default=None,
-        description="File with one key a line, as KEY or NAME:KEY, in "
-        "addition to --api-key; read again on SIGHUP.",
+        description="File with one key a line, as KEY or NAME:KEY, in addition to --api-key; "
+        "lines that begin with # are left out. Read again on SIGHUP.",
     )
     admin_key: str | None = Field(
         default=None,

@@ -100,6 +100,8 @@ def serve(
         _fail(str(error), _USAGE_ERROR)
     server_config, engine_config = configs.server, configs.engine
     if print_config:
+        for warning in configs.warnings:
+            click.echo(f"Warning: {warning}", err=True)
         click.echo(describe_configs(server_config, engine_config, configs.settings))
         return
     configure_logging(server_config.log_level, server_config.log_format)

@@ -70,6 +70,19 @@ def test_unknown_yaml_key_names_the_nearest(tmp_path: Path) -> None:
         settings_from_file(write(tmp_path, "prot: 8000"))
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("port: 1\nhost: x\nport: 2\n", "'port' is given twice, in lines 1 and 3"),
+        ("default-chat-template-kwargs:\n  a: 1\n  a: 2\n", "'a' is given twice, in lines 2 and 3"),
+        ("max-num-seqs: 1\nmax_num_seqs: 2\n", "'max-num-seqs' twice, with - and with _"),
+    ],
+)
+def test_a_key_given_twice_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(FlagError, match=message):
+        settings_from_file(write(tmp_path, text))
+
+
 @pytest.mark.parametrize("text", ["- a\n- b\n", "port: [", "\0"])
 def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(FlagError, match="--config"):
@@ -86,6 +99,12 @@ def test_unknown_variable_is_a_warning_with_the_nearest() -> None:
 
     assert settings == {}
     assert "OCTAVO_PROT" in warnings[0] and "OCTAVO_PORT" in warnings[0]
+
+
+def test_an_unknown_variable_far_from_all_gets_no_hint() -> None:
+    _, warnings = settings_from_variables({"OCTAVO_FOO": "1"})
+
+    assert warnings == ["The variable OCTAVO_FOO is not known and has no effect."]
 
 
 @pytest.mark.parametrize("text", ["a,b", '["a", "b"]', " a , b,"])

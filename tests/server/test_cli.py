@@ -150,6 +150,14 @@ def test_print_config_names_the_source_of_each_value(
     assert "hidden" not in result.output
 
 
+def test_print_config_warns_beside_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_PROT", "1")
+    result = CliRunner().invoke(main, ["serve", "--print-config"])
+
+    assert result.exit_code == 0
+    assert "OCTAVO_PROT" in result.stderr and "OCTAVO_PROT" not in result.stdout
+
+
 def test_what_print_config_shows_can_be_read_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
