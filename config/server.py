@@ -135,8 +135,19 @@ class ServerConfig(ConfigModel):
     max_logprobs: int = Field(
         default=20, ge=0, description="Most alternatives per token that a request may ask for."
     )
+    logprobs_mode: Literal["raw_logprobs"] = Field(
+        default="raw_logprobs",
+        description="What logprobs are: the log-softmax of the model's own logits, before bias, "
+        "penalties and temperature.",
+    )
     return_tokens_as_token_ids: bool = Field(
         default=False, description="Write tokens in logprobs as token_id:N by default."
+    )
+    stream_interval: int = Field(
+        default=1,
+        ge=1,
+        description="Tokens that wait before the next chunk of a stream is sent; the first and "
+        "the last ones go at once.",
     )
     enable_force_include_usage: bool = Field(
         default=False, description="Send the usage chunk in every stream, asked for or not."

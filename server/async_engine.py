@@ -12,7 +12,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from octavo.engine.core.block_map import BlockMap
@@ -31,14 +30,14 @@ from octavo.engine.core.messages import (
 )
 from octavo.engine.core.request import FinishReason
 from octavo.engine.core.request_output import EngineStats, SequenceDelta
-from octavo.engine.core.sampling_params import SamplingParams
 from octavo.engine.engine_loop import Heartbeat
-from octavo.engine.output_processor import ChoiceOutput, OutputProcessor, merge_outputs
+from octavo.engine.output_processor import ChoiceOutput, OutputProcessor
 from octavo.engine.tokenizer import Tokenizer
-from octavo.server.context import RequestContext, current_request
+from octavo.server.context import current_request
 from octavo.server.diagnostics import LastRequests, RequestTrace, describe_params
+from octavo.server.engine_stream import EngineStream, GenerateRequest
 from octavo.server.handoff import Handoff
-from octavo.server.metrics import RequestSummary, RequestTimes, ServerMetrics
+from octavo.server.metrics import ServerMetrics
 from octavo.server.time_limits import NO_LIMITS, TimeLimits
 
 logger = logging.getLogger(__name__)
@@ -76,63 +75,11 @@ class EngineThread(Protocol):
 EngineThreadFactory = Callable[[OnStep, OnFatal], EngineThread]
 
 
-@dataclass(frozen=True, slots=True)
-class GenerateRequest:
-    """One prompt. `request_id` must be unique among the unfinished ones."""
-
-    request_id: str
-    prompt_token_ids: tuple[int, ...]
-    params: SamplingParams
-    priority: int = 0
-    cache_salt: str | None = None
-
-
-@dataclass(slots=True)
-class _Stream:
-    """What one request has waiting, and its figures for the metrics."""
-
-    request: GenerateRequest
-    context: RequestContext
-    arrival: float
-    own_limit: float | None = None
-    outputs: list[ChoiceOutput] = field(default_factory=list)
-    error: OctavoError | None = None
-    wakeup: asyncio.Event = field(default_factory=asyncio.Event)
-    open_choices: int = 0
-    reason: FinishReason = FinishReason.ABORT
-    scheduled: float | None = None
-    last_tokens: dict[int, float] = field(default_factory=dict)
-    first_token: float | None = None
-    output_tokens: dict[int, int] = field(default_factory=dict)
-    prefilled: bool = False
-    timer: asyncio.TimerHandle | None = None
-
-    @property
-    def stage(self) -> str:
-        """Label for metrics: queue until the first step, then run."""
-        return "queue" if self.scheduled is None else "run"
-
-    def fail(self, error: OctavoError) -> None:
-        """End the stream with an error, unless it has already ended."""
-        if self.error is None and self.open_choices > 0:
-            self.error = error
-            self.wakeup.set()
-
-    async def next(self) -> list[ChoiceOutput]:
-        """Wait for outputs; what is waiting comes before the error."""
-        while not self.outputs:
-            if self.error is not None:
-                raise self.error
-            self.wakeup.clear()
-            await self.wakeup.wait()
-        outputs, self.outputs = self.outputs, []
-        return merge_outputs(outputs)
-
-
 class AsyncEngine:
     """Turns requests into streams of text outputs.
 
     Made and used on the event loop thread. `on_dead` is called once when the engine has failed.
+    A stream goes on once `stream_interval` tokens wait.
     """
 
     def __init__(
@@ -143,6 +90,7 @@ class AsyncEngine:
         on_dead: OnFatal,
         limits: TimeLimits = NO_LIMITS,
         log_requests: bool = False,
+        stream_interval: int = 1,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
@@ -152,8 +100,9 @@ class AsyncEngine:
         self._on_dead = on_dead
         self._limits = limits
         self._log_requests = log_requests
+        self._stream_interval = stream_interval
         self._handoff = Handoff(self._loop)
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, EngineStream] = {}
         self._backlog: deque[SequenceDelta] = deque()
         self._stats = EngineStats()
         self._failure: str | None = None
@@ -216,11 +165,11 @@ class AsyncEngine:
         finally:
             self._close(stream)
 
-    def _deadline(self, stream: _Stream) -> float | None:
+    def _deadline(self, stream: EngineStream) -> float | None:
         waiting = stream.scheduled is None
         return self._limits.deadline(stream.arrival, waiting, stream.own_limit)
 
-    def _watch_deadline(self, stream: _Stream) -> None:
+    def _watch_deadline(self, stream: EngineStream) -> None:
         """End a stream whose time is over, or look again when it will be.
 
         One timer per stream: a time limit around each wait would cost every token.
@@ -236,7 +185,7 @@ class AsyncEngine:
         else:
             self._end_late(stream, deadline)
 
-    def _end_late(self, stream: _Stream, deadline: float) -> None:
+    def _end_late(self, stream: EngineStream, deadline: float) -> None:
         total = self._limits.deadline(stream.arrival, False, stream.own_limit)
         self._metrics.count_timed_out(stream.stage)
         if total is None or deadline < total:
@@ -246,7 +195,7 @@ class AsyncEngine:
         else:
             self._give_up(stream, RequestTimeoutError("The request reached the time limit"))
 
-    def _give_up(self, stream: _Stream, error: OctavoError) -> None:
+    def _give_up(self, stream: EngineStream, error: OctavoError) -> None:
         """End a stream, and its work in the engine now: its reader may have stopped reading."""
         stream.fail(error)
         stream.context.give_up()
@@ -291,15 +240,16 @@ class AsyncEngine:
         for stream in self._streams.values():
             self._give_up(stream, error)
 
-    def _open(self, request: GenerateRequest) -> _Stream:
+    def _open(self, request: GenerateRequest) -> EngineStream:
         if self._failure is not None:
             raise _dead()
         context = current_request()
-        stream = _Stream(
+        stream = EngineStream(
             request,
             context,
             time.monotonic(),
             context.timeout,
+            self._stream_interval,
             open_choices=request.params.num_sequences,
         )
         # First the engine, which may refuse; its first answer cannot come before this returns.
@@ -335,7 +285,7 @@ class AsyncEngine:
             )
         return stream
 
-    def _close(self, stream: _Stream) -> None:
+    def _close(self, stream: EngineStream) -> None:
         request_id = stream.request.request_id
         del self._streams[request_id]
         if stream.timer is not None:
@@ -347,7 +297,7 @@ class AsyncEngine:
             self._thread.post(AbortRequest(request_id))
             if stream.error is None:
                 self._metrics.count_disconnect(stream.stage)
-        summary = _summary(stream)
+        summary = stream.summary()
         stream.context.summaries.append(summary)
         self._metrics.observe_request(summary)
 
@@ -433,16 +383,15 @@ class AsyncEngine:
             stream.scheduled = delta.scheduled_time
             self._num_waiting_tokens -= len(stream.request.prompt_token_ids)
 
-    def _deliver(self, stream: _Stream, outputs: list[ChoiceOutput], now: float) -> None:
+    def _deliver(self, stream: EngineStream, outputs: list[ChoiceOutput], now: float) -> None:
         for output in outputs:
             self._observe(stream, output, now)
             if output.finish_reason is not None:
                 stream.open_choices -= 1
                 stream.reason = output.finish_reason
-        stream.outputs.extend(outputs)
-        stream.wakeup.set()
+        stream.put(outputs)
 
-    def _observe(self, stream: _Stream, output: ChoiceOutput, now: float) -> None:
+    def _observe(self, stream: EngineStream, output: ChoiceOutput, now: float) -> None:
         if not stream.prefilled:
             stream.prefilled = True
             self._metrics.observe_prefill(output.num_prompt_tokens, output.num_cached_tokens)
@@ -475,24 +424,3 @@ def _dead() -> EngineDeadError:
 
 def _stopping() -> NotReadyError:
     return NotReadyError("The server is shutting down", "server_draining", retry_after=10)
-
-
-def _summary(stream: _Stream) -> RequestSummary:
-    reason = stream.reason if stream.open_choices == 0 else FinishReason.ABORT
-    if stream.error is not None:
-        reason = FinishReason.ERROR
-    return RequestSummary(
-        reason=reason,
-        times=RequestTimes(
-            arrival=stream.arrival,
-            scheduled=stream.scheduled,
-            first_token=stream.first_token,
-            last_token=max(stream.last_tokens.values(), default=None),
-            end=time.monotonic(),
-        ),
-        num_prompt_tokens=len(stream.request.prompt_token_ids),
-        num_output_tokens=sum(stream.output_tokens.values()),
-        longest_output=max(stream.output_tokens.values(), default=0),
-        max_tokens=stream.request.params.max_tokens,
-        n=stream.request.params.n,
-    )

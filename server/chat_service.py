@@ -14,8 +14,8 @@ from octavo.engine.core.errors import (
     UnsupportedParameterError,
 )
 from octavo.engine.output_processor import ChoiceOutput, TokenRecord
-from octavo.server.async_engine import GenerateRequest
 from octavo.server.chat_template import ChatTemplate
+from octavo.server.engine_stream import GenerateRequest
 from octavo.server.errors import ErrorAnswer
 from octavo.server.generation import AnswerHead, RouteParams, WantedTokens
 from octavo.server.logprobs import LogprobStyle, chat_content, prompt_logprobs

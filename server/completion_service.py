@@ -10,7 +10,7 @@ import orjson
 from octavo.engine.core.errors import InvalidRequestError
 from octavo.engine.output_processor import ChoiceOutput, PromptRecords, TokenRecord
 from octavo.engine.tokenizer import Tokenizer
-from octavo.server.async_engine import GenerateRequest
+from octavo.server.engine_stream import GenerateRequest
 from octavo.server.errors import ErrorAnswer
 from octavo.server.generation import AnswerHead, RouteParams, WantedTokens
 from octavo.server.logprobs import CompletionLogprobs, LogprobStyle, prompt_logprobs

@@ -17,7 +17,8 @@ from octavo.engine.core.errors import (
 )
 from octavo.engine.core.pooling import Embedding
 from octavo.engine.core.sampling_params import SamplingParams
-from octavo.server.async_engine import AsyncEngine, GenerateRequest
+from octavo.server.async_engine import AsyncEngine
+from octavo.server.engine_stream import GenerateRequest
 from octavo.server.generation import PromptEncoder
 from octavo.server.protocol.embedding import EmbeddingRequest
 from octavo.server.served_model import ServedModel

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from octavo.engine.core.request import FinishReason
 from octavo.engine.output_processor import ChoiceOutput, PromptRecords, TokenRecord
-from octavo.server.async_engine import AsyncEngine, GenerateRequest
+from octavo.server.async_engine import AsyncEngine
+from octavo.server.engine_stream import GenerateRequest
 from octavo.server.usage import UsageCounter
 
 _QUEUE_SIZE = 1

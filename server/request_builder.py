@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from octavo.config.server import ServerConfig
 from octavo.engine.core.limits import EngineLimits
-from octavo.server.async_engine import GenerateRequest
+from octavo.server.engine_stream import GenerateRequest
 from octavo.server.generation import (
     PromptEncoder,
     RouteParams,

@@ -8,8 +8,8 @@ import orjson
 
 from octavo.engine.core.errors import ContextLengthError, InvalidRequestError
 from octavo.engine.core.sampling_params import SamplingParams
-from octavo.server.async_engine import GenerateRequest
 from octavo.server.chat_service import ChatService, EncodedMessages
+from octavo.server.engine_stream import GenerateRequest
 from octavo.server.generation import RouteParams, WantedTokens
 from octavo.server.output_stream import CollectedChoice, OutputStream, collect
 from octavo.server.protocol.chat import ChatPrompt

@@ -100,6 +100,7 @@ class Supervisor:
                 self._server_config.queue_timeout, self._server_config.request_timeout
             ),
             log_requests=self._server_config.enable_log_requests,
+            stream_interval=self._server_config.stream_interval,
         )
         state.serving = build_serving(
             engine,

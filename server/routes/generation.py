@@ -10,9 +10,9 @@ from starlette.responses import Response
 
 from octavo.engine.core.errors import RequestTimeoutError
 from octavo.server.admission import Ticket
-from octavo.server.async_engine import GenerateRequest
 from octavo.server.context import current_request
 from octavo.server.disconnect import run_until_disconnect
+from octavo.server.engine_stream import GenerateRequest
 from octavo.server.middleware import REQUEST_ID_HEADER
 from octavo.server.output_stream import OutputStream
 from octavo.server.protocol.common import GenerationBody, StreamOptions

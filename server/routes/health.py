@@ -10,8 +10,8 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from octavo.engine.core.sampling_params import SamplingParams
-from octavo.server.async_engine import GenerateRequest
 from octavo.server.disconnect import run_until_disconnect
+from octavo.server.engine_stream import GenerateRequest
 from octavo.server.lifecycle import Phase
 from octavo.server.state import AppState, Serving, state_of
 from octavo.server.version import VERSION

@@ -30,7 +30,8 @@ from octavo.engine.engine_loop import Heartbeat
 from octavo.engine.output_processor import ChoiceOutput, ProcessedOutputs
 from octavo.engine.tokenizer import Tokenizer
 from octavo.server import async_engine
-from octavo.server.async_engine import AsyncEngine, GenerateRequest, OnFatal, OnStep
+from octavo.server.async_engine import AsyncEngine, OnFatal, OnStep
+from octavo.server.engine_stream import GenerateRequest
 from octavo.server.metrics import ServerMetrics
 from octavo.server.time_limits import TimeLimits
 

@@ -333,3 +333,19 @@ async def test_continued_message_in_chat(scripted: MakeSettings) -> None:
         assert new.texts == {0: "ok"}
         whole = await check_same(server, CHAT, **fields, continue_final_message=True, echo=True)
         assert whole.texts == {0: "x yok"}
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+async def test_the_interval_of_a_stream_joins_its_tokens(drawn: MakeSettings, path: str) -> None:
+    fields = {"n": 2, "max_tokens": 17, "seed": 3, "ignore_eos": True, "return_token_ids": True}
+    async with served(drawn(server={"stream_interval": 8})) as server:
+        await check_same(server, path, **fields)
+        for index in (0, 1):
+            chunks = [
+                chunk["choices"][0]["token_ids"]
+                for chunk in await stream(server, path, **fields)
+                if chunk["choices"][0]["index"] == index and chunk["choices"][0].get("token_ids")
+            ]
+            # Both wake the reader: the first token of each choice, each eighth, and the last.
+            assert sum(map(len, chunks)) == 17
+            assert len(chunks) <= 6
