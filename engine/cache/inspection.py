@@ -1,41 +1,49 @@
 """What the blocks of the pool are used for."""
 
-from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
+from typing import NamedTuple
 
 from octavo.engine.cache.block_pool import Block
 from octavo.engine.cache.block_table import BlockTable
 from octavo.engine.core.block_map import BlockInfo, BlockOwner
 from octavo.engine.core.request import Sequence
 
-Held = Iterable[tuple[Sequence, BlockTable]]
-"""All sequences that hold blocks, with their tables."""
+
+class Holder(NamedTuple):
+    """A sequence that holds blocks, its table, and how many tokens these have.
+
+    Tokens count that a running step writes just now: their slots are in use.
+    """
+
+    sequence: Sequence
+    table: BlockTable
+    num_tokens: int
 
 
-def num_wasted_slots(held: Held, block_size: int) -> int:
-    """Token slots of held blocks without a token (yet)."""
+def num_wasted_slots(holders: SequenceOf[Holder], block_size: int) -> int:
+    """Token slots of held blocks without a token."""
     waste = 0
     shared: set[int] = set()
-    for sequence, table in held:
+    for _, table, num_tokens in holders:
         if not table.capacity and table.blocks:
             # Just forked: the last block counts once, whoever holds it.
             if table.blocks[-1].block_id in shared:
                 continue
             shared.add(table.blocks[-1].block_id)
-        waste += len(table.blocks) * block_size - sequence.num_computed_tokens
+        waste += len(table.blocks) * block_size - num_tokens
     return waste
 
 
 def describe_blocks(
-    blocks: SequenceOf[Block], held: Held, block_size: int
+    blocks: SequenceOf[Block], holders: SequenceOf[Holder], block_size: int
 ) -> tuple[BlockInfo, ...]:
     """One entry per block of the pool, in order."""
     uses: dict[int, tuple[BlockOwner, int]] = {}
-    for sequence, table in held:
+    for sequence, table, num_tokens in holders:
         beams = sequence.request.params.use_beam_search
         for position, block in enumerate(table.blocks):
             start = position * block_size
-            num_filled = max(0, min(block_size, sequence.num_computed_tokens - start))
+            num_filled = max(0, min(block_size, num_tokens - start))
             if start < sequence.num_prompt_tokens:
                 owner = BlockOwner.PROMPT
             else:

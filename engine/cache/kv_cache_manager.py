@@ -6,7 +6,7 @@ from collections.abc import Sequence as SequenceOf
 
 from octavo.engine.cache.block_pool import Block, BlockPool, HostBlock
 from octavo.engine.cache.block_table import UNCHANGED, Allocation, BlockTable
-from octavo.engine.cache.inspection import describe_blocks, num_wasted_slots
+from octavo.engine.cache.inspection import Holder, describe_blocks, num_wasted_slots
 from octavo.engine.cache.offload_cache import OffloadCache, OffloadedBlock
 from octavo.engine.cache.prefix_hash import (
     BlockKey,
@@ -22,6 +22,8 @@ from octavo.engine.core.limits import HostMemory
 from octavo.engine.core.request import Sequence
 
 BlockCopies = tuple[tuple[int, int], ...]
+Held = Iterable[tuple[Sequence, int]]
+"""Sequences with the number of tokens in their blocks."""
 CachedBlock = Block | OffloadedBlock
 
 
@@ -385,16 +387,17 @@ class KVCacheManager:
 
     # What others may look at.
 
-    def num_wasted_slots(self, sequences: Iterable[Sequence]) -> int:
-        """Token slots of held blocks without a token; `sequences` are all that hold blocks."""
-        tables = self._tables
-        pairs = [(sequence, tables[sequence.seq_id]) for sequence in sequences]
-        return num_wasted_slots(pairs, self.block_size)
+    def num_wasted_slots(self, held: Held) -> int:
+        """Token slots of held blocks without a token; `held` are all sequences that hold blocks."""
+        return num_wasted_slots(self._holders(held), self.block_size)
 
-    def describe_blocks(self, sequences: Iterable[Sequence]) -> tuple[BlockInfo, ...]:
-        """All blocks by id; `sequences` are all that hold blocks."""
-        pairs = [(sequence, self._tables[sequence.seq_id]) for sequence in sequences]
-        return describe_blocks(self._pool.blocks(), pairs, self.block_size)
+    def describe_blocks(self, held: Held) -> tuple[BlockInfo, ...]:
+        """All blocks by id; `held` are all sequences that hold blocks."""
+        return describe_blocks(self._pool.blocks(), self._holders(held), self.block_size)
+
+    def _holders(self, held: Held) -> list[Holder]:
+        tables = self._tables
+        return [Holder(item, tables[item.seq_id], num_tokens) for item, num_tokens in held]
 
     def check_integrity(self) -> None:
         """Assert that free list, reference counts, tables and hashes agree."""

@@ -50,6 +50,8 @@ class Scheduler:
             config, limits.host_memory.costs, kv_cache, self._open, self._beams, self._outbox
         )
         self._lookahead = Lookahead(self._open, limits.max_model_len)
+        # The step that runs while the results of the one before are taken in.
+        self._ahead: SchedulerOutput | None = None
         # Choices that will draw their first token from the row of this step, by their parent.
         self._children: dict[int, list[Sequence]] = {}
         self._num_steps = 0
@@ -113,13 +115,16 @@ class Scheduler:
         Each of its sequences is taken to go on. One that ends instead computes a row for nothing,
         which `update_from_output` passes over. None where the results have to be waited for.
         """
+        self._ahead = None
         if not self._lookahead.is_possible:
             return None
         self._lookahead.assume(running)
         plan = StepPlan(self._limits.max_num_batched_tokens, ahead=True)
         self._fill(plan)
         self._lookahead.held_back = plan.held_back
-        return self._open.batch.make_output(plan, self._plan_forks) if plan.entries else None
+        if plan.entries:
+            self._ahead = self._open.batch.make_output(plan, self._plan_forks)
+        return self._ahead
 
     def _fill(self, plan: StepPlan) -> None:
         self._schedule_running(plan)
@@ -211,6 +216,7 @@ class Scheduler:
         for request in self._open.requests.values():
             for index in sorted(request.open_choices):
                 self._outbox.put_end(request, index, FinishReason.ERROR, error=reason)
+        self._ahead = None
         self._open.clear()
         self._beams.clear()
         self._kv_cache.clear()
@@ -342,7 +348,7 @@ class Scheduler:
             num_blocks=self._kv_cache.num_blocks,
             num_used_blocks=self._kv_cache.num_used_blocks,
             block_size=self._kv_cache.block_size,
-            num_wasted_slots=self._kv_cache.num_wasted_slots(sequences),
+            num_wasted_slots=self._kv_cache.num_wasted_slots(self._held()),
             num_preemptions=self._preemption.num_recomputed + self._preemption.num_swapped,
             num_preemptions_by_swap=self._preemption.num_swapped,
             num_swap_blocks=self._kv_cache.swap_space.num_blocks,
@@ -361,12 +367,23 @@ class Scheduler:
 
     def block_map(self) -> BlockMap:
         """A picture of the block pool."""
-        sequences = self._open.running.snapshot()
+        held = self._held()
         return BlockMap(
             self._kv_cache.block_size,
-            self._kv_cache.describe_blocks(sequences),
-            self._kv_cache.num_wasted_slots(sequences),
+            self._kv_cache.describe_blocks(held),
+            self._kv_cache.num_wasted_slots(held),
         )
+
+    def _held(self) -> list[tuple[Sequence, int]]:
+        """Sequences that hold blocks, with their tokens; those count that a step writes just now.
+
+        Their slots are no waste: they were taken for this one step.
+        """
+        running = self._open.running.snapshot()
+        if self._ahead is None:
+            return [(sequence, sequence.num_computed_tokens) for sequence in running]
+        written = {item.seq_id: item.num_tokens for item in self._ahead.scheduled}
+        return [(item, item.num_computed_tokens + written.get(item.seq_id, 0)) for item in running]
 
     def check_integrity(self) -> None:
         """Assert that queue, running sequences, requests and blocks agree; between steps only."""

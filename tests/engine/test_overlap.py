@@ -34,6 +34,21 @@ def test_the_figures_of_a_step_are_those_of_the_one_that_was_delivered() -> None
     assert figures == [(1, 5), (2, 1), (3, 1)]
 
 
+def test_slots_that_a_step_writes_just_now_are_no_waste() -> None:
+    harness = Harness(Sizes(num_blocks=16), overlap=True)
+    harness.add("a", prompt(44), max_tokens=3)
+    found = []
+    while harness.engine.has_work():
+        harness.step()
+        block_map = harness.engine.block_map()
+        filled = sum(block.num_filled for block in block_map.blocks if block.ref_count)
+        stats = harness.engine.stats()
+        assert stats.num_wasted_slots == block_map.num_wasted_slots
+        found.append((stats.num_used_blocks, filled, stats.num_wasted_slots))
+    # The first chunk of 32 is there, the other 12 are being written; then one token a step.
+    assert found == [(11, 44, 0), (12, 45, 3), (12, 46, 2), (0, 0, 0)]
+
+
 def test_a_length_that_is_known_runs_no_row_in_vain() -> None:
     harness = Harness(overlap=True)
     params = harness.add("a", prompt(5), max_tokens=4)
