@@ -39,9 +39,8 @@ class Detokenizer:
     def __init__(
         self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], params: SamplingParams
     ) -> None:
-        hidden = tokenizer.special_ids if params.skip_special_tokens else frozenset[int]()
-        self._hidden_ids = hidden
-        self._decoder = _make_decoder(tokenizer, prompt_token_ids, hidden)
+        self._hidden_ids = _hidden_ids(tokenizer, params)
+        self._decoder = _make_decoder(tokenizer, prompt_token_ids, params)
         self._stops = _StopStrings(params.stop, params.include_stop_str_in_output)
         self._min_tokens = params.min_tokens
         self._num_tokens = 0
@@ -93,10 +92,17 @@ class _Decoder(Protocol):
 
 
 def _make_decoder(
-    tokenizer: Tokenizer, prompt_token_ids: Sequence[int], hidden_ids: frozenset[int]
+    tokenizer: Tokenizer, prompt_token_ids: Sequence[int], params: SamplingParams
 ) -> _Decoder:
-    kind = _ByteLevelDecoder if tokenizer.is_byte_level else _WindowDecoder
-    return kind(tokenizer, prompt_token_ids, hidden_ids)
+    hidden = _hidden_ids(tokenizer, params)
+    if tokenizer.is_byte_level:
+        return _ByteLevelDecoder(tokenizer, prompt_token_ids, hidden)
+    spaces = params.spaces_between_special_tokens
+    return _WindowDecoder(tokenizer, prompt_token_ids, hidden, spaces)
+
+
+def _hidden_ids(tokenizer: Tokenizer, params: SamplingParams) -> frozenset[int]:
+    return tokenizer.special_ids if params.skip_special_tokens else frozenset()
 
 
 class _ByteLevelDecoder:
@@ -142,9 +148,14 @@ class _WindowDecoder:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], hidden_ids: frozenset[int]
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int],
+        hidden_ids: frozenset[int],
+        spaces_between_special_tokens: bool,
     ) -> None:
         self._tokenizer = tokenizer
+        self._spaces = spaces_between_special_tokens
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._run_text = ""
         window: list[int] = []
@@ -189,7 +200,9 @@ class _WindowDecoder:
         return new, piece
 
     def _decode(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=False)
+        return self._tokenizer.decode(
+            ids, skip_special_tokens=False, spaces_between_special_tokens=self._spaces
+        )
 
 
 def _without_shared_start(text: str, known: str) -> str:

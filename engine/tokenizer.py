@@ -3,6 +3,7 @@
 import json
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ class Tokenizer:
         self.has_byte_fallback = "ByteFallback" in decoders
         self._bytes_of_id: dict[int, bytes | None] = {}
         self._text_of_id: dict[int, str] = {}
+        self._spaces_special = self._puts_spaces_between_special()
         self._anchor_ids, self._anchor_text = self._find_anchor()
 
     @classmethod
@@ -87,11 +89,16 @@ class Tokenizer:
     ) -> str:
         """Return the text of `ids`; ids beyond the vocabulary have none.
 
-        Fast tokenizers put no spaces between special tokens, so the last argument has no effect.
+        Few tokenizers put a space between two special tokens; without
+        `spaces_between_special_tokens` theirs is left out.
         The "clean up" of spaces that some old configurations ask for is never done.
         """
-        text: str = self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
-        return text
+        parts: list[Sequence[int]] = [ids]
+        if not (spaces_between_special_tokens or skip_special_tokens) and self._spaces_special:
+            parts = self._between_special(ids)
+        return "".join(
+            self._backend.decode(part, skip_special_tokens=skip_special_tokens) for part in parts
+        )
 
     def token_piece(self, token_id: int) -> str:
         """Return the token as the vocabulary spells it; "" beyond the vocabulary."""
@@ -134,6 +141,16 @@ class Tokenizer:
             return _byte_level_bytes(piece)
         byte = self.fallback_byte(token_id)
         return self.token_text(token_id).encode() if byte is None else bytes([byte])
+
+    def _puts_spaces_between_special(self) -> bool:
+        pair = list(self.special_ids)[:1] * 2
+        return " " in self._backend.decode(pair, skip_special_tokens=False).strip(" ")
+
+    def _between_special(self, ids: Sequence[int]) -> list[Sequence[int]]:
+        """Cut between any two special tokens."""
+        special = self.special_ids
+        cuts = [place for place, pair in enumerate(pairwise(ids), 1) if special.issuperset(pair)]
+        return [ids[start:end] for start, end in pairwise([0, *cuts, len(ids)])]
 
     def _find_anchor(self) -> tuple[list[int], str]:
         """An ordinary token to decode others after, since many decoders trim the first one."""

@@ -242,7 +242,9 @@ class CompletionService:
             if isinstance(prompt, str) and len(kept) == len(token_ids):
                 echo_text = prompt
             else:
-                echo_text = tokenizer.decode(kept, skip_special_tokens=body.skip_special_tokens)
+                echo_text = tokenizer.decode(
+                    kept, body.skip_special_tokens, body.spaces_between_special_tokens
+                )
         return CompletionPrompt(tuple(kept), echo_text)
 
     def encode_text(self, text: str, add_special_tokens: bool) -> list[int]:

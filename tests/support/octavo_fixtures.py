@@ -1,6 +1,7 @@
 """Tiny tokenizers and checkpoints, made on the fly; every right value can be computed from them.
 
-All tokenizers have `VOCAB_SIZE` entries. In the byte-level one the id of a byte is its value.
+All tokenizers in `TOKENIZERS` have `VOCAB_SIZE` entries. In the byte-level one the id of a byte is
+its value.
 """
 
 import json
@@ -190,6 +191,15 @@ def make_unigram_tokenizer(
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
     return _finish_sentencepiece(directory, tokenizer, add_bos, chat_template)
+
+
+def make_word_tokenizer(directory: Path) -> Path:
+    """Whole words and no decoder, so that a space stands between all tokens, special ones too."""
+    words = ("<unk>", "<s>", "</s>", "one", "two", "three")
+    vocab = {word: place for place, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return _finish_sentencepiece(directory, tokenizer, False, "{{ messages[0].content }}")
 
 
 def _finish_sentencepiece(

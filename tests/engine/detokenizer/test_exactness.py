@@ -5,7 +5,15 @@ import random
 from pathlib import Path
 
 import pytest
-from octavo_fixtures import EOS_ID, IM_END_ID, TOKENIZERS, VOCAB_SIZE, byte_ids, token_id
+from octavo_fixtures import (
+    EOS_ID,
+    IM_END_ID,
+    TOKENIZERS,
+    VOCAB_SIZE,
+    byte_ids,
+    make_word_tokenizer,
+    token_id,
+)
 
 from octavo.engine.core.sampling_params import SamplingParams
 from octavo.engine.detokenizer import Detokenizer
@@ -123,3 +131,24 @@ def test_a10_pieces_join_to_the_text(tmp_path):
     detokenizer = Detokenizer(tokenizer, [1], SamplingParams(max_tokens=9))
     pieces = [detokenizer.append([token]).pieces for token in generated]
     assert pieces == [("Hello",), ("\n",), (" I",)]
+
+
+@pytest.mark.parametrize("spaces", [True, False])
+def test_spaces_between_special_tokens_are_those_of_decoding_at_once(tmp_path, spaces):
+    words = Tokenizer.from_directory(make_word_tokenizer(tmp_path))
+    draw = random.Random(5)
+    for _ in range(200):
+        prompt, generated = ([draw.randrange(6) for _ in range(length)] for length in (3, 9))
+        whole = words.decode([*prompt, *generated], skip_special_tokens=False)
+        texts = stream(
+            words,
+            prompt,
+            generated,
+            skip_special_tokens=False,
+            spaces_between_special_tokens=spaces,
+        )
+        # Only the special tokens of this tokenizer have such brackets.
+        at_once = whole if spaces else whole.replace("> <", "><")
+        before = words.decode(prompt, skip_special_tokens=False)
+        before = before if spaces else before.replace("> <", "><")
+        assert before + "".join(texts) == at_once
