@@ -75,6 +75,7 @@ class RequestResult:
     itls: list[float] = field(default_factory=list)  # gaps between chunks with a choice
     text: str = ""
     error: str = ""
+    asked_tokens: int = 0  # how many output tokens the request asked for
 
     @property
     def latency(self) -> float:
@@ -134,7 +135,7 @@ class _StreamState:
 
 async def send(client: httpx.AsyncClient, target: Target, prompt: Prompt) -> RequestResult:
     """Send one request and read its stream to the end; faults are noted in the result."""
-    result = RequestResult(prompt.input_len)
+    result = RequestResult(prompt.input_len, asked_tokens=prompt.output_len)
     body = target.body(prompt)
     sent = perf_counter()
     try:

@@ -147,6 +147,11 @@ class Report:
         """Number of requests that did not fail."""
         return len(self._good)
 
+    @property
+    def off_length(self) -> int:
+        """Number of answers with more or fewer tokens than asked for."""
+        return sum(result.output_tokens != result.asked_tokens for result in self._good)
+
     def to_json(self, detailed: bool = False) -> dict[str, Any]:
         """All figures by their names; with `detailed` also lists with one entry per request."""
         settings = self.settings

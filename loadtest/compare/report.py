@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from html import escape
 from statistics import median
 from typing import Any
 
 from octavo.loadtest.compare.rounds import Measurement
 from octavo.loadtest.compare.scenario import Scenario
-from octavo.loadtest.plot.svg import Axis, Chart, page, table
+from octavo.loadtest.plot.svg import Axis, Chart, page, short_number, table
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,8 @@ FIGURES = (
     Figure("median_tpot_ms", "TPOT ms", rate=False),
     Figure("p99_itl_ms", "P99 ITL ms", rate=False),
 )
-_NAME_WIDTH = 34
 _CELL_WIDTH = 22
+_HEADROOM = 1.25  # axis above the highest bar, whose value stands there
 
 
 class Comparison:
@@ -35,7 +36,7 @@ class Comparison:
     def __init__(self, scenario: Scenario, measurements: Sequence[Measurement]) -> None:
         self._servers = [server.name for server in scenario.servers]
         self._workloads = [workload.name for workload in scenario.workloads]
-        self._measurements = measurements
+        self.measurements = measurements
         self._values: Mapping[tuple[str, str, int], dict[str, Any]] = {
             (item.server, item.workload, item.round): item.figures
             for item in measurements
@@ -44,9 +45,28 @@ class Comparison:
         self._rounds = range(scenario.rounds)
 
     @property
+    def faults(self) -> list[str]:
+        """What speaks against single runs, in words; among it prompts that are counted otherwise.
+
+        All servers get the same texts, so another count means another tokenizer or added tokens.
+        """
+        found = []
+        for item in self.measurements:
+            found += [f"{item.name}: {fault}" for fault in item.faults]
+            first = self._values.get((self._servers[0], item.workload, item.round))
+            if item.figures is None or first is None or item.faults:
+                continue
+            tokens, theirs = first["total_input_tokens"], item.figures["total_input_tokens"]
+            if tokens != theirs:
+                found.append(
+                    f"{item.name}: counts {theirs} prompt tokens, {self._servers[0]} {tokens}"
+                )
+        return found
+
+    @property
     def failed(self) -> list[Measurement]:
         """Runs that gave no figures."""
-        return [item for item in self._measurements if item.figures is None]
+        return [item for item in self.measurements if item.figures is None]
 
     def values(self, server: str, workload: str, figure: Figure) -> list[float]:
         """The figure in each round that gave it."""
@@ -73,37 +93,43 @@ class Comparison:
     def render(self) -> str:
         """The printed tables: medians with lowest and highest, then the ratios."""
         first = self._servers[0]
-        titles = "".join(f"{figure.title:>{_CELL_WIDTH}}" for figure in FIGURES)
-        lines = []
+        titles = [figure.title for figure in FIGURES]
+        rows: list[tuple[str, list[str]]] = []
         for workload in self._workloads:
-            lines.append(f"{workload:<{_NAME_WIDTH}}{titles}")
-            lines += [
-                self._line(
-                    server, [self.values(server, workload, figure) for figure in FIGURES], ""
-                )
+            rows.append((workload, titles))
+            rows += [
+                (f"  {server}", [_spread(self.values(server, workload, f), "") for f in FIGURES])
                 for server in self._servers
             ]
-            lines += [
-                self._line(
-                    f"{first} against {peer}",
-                    [self.ratios(peer, workload, figure) for figure in FIGURES],
-                    "x",
+            rows += [
+                (
+                    f"  {first} against {peer}",
+                    [_spread(self.ratios(peer, workload, f), "x") for f in FIGURES],
                 )
                 for peer in self._servers[1:]
             ]
-            lines.append("")
-        lines.append(
+            rows.append(("", []))
+        width = max(len(name) for name, _ in rows)
+        lines = [
+            f"{name:<{width}}{''.join(f'{cell:>{_CELL_WIDTH}}' for cell in cells)}"
+            for name, cells in rows
+        ]
+        return "\n".join([*lines, self._explanation, *self.faults])
+
+    @property
+    def _explanation(self) -> str:
+        return (
             f"Medians of {len(self._rounds)} rounds (lowest to highest). "
-            f"A ratio (x) above 1 means that {first} is better."
+            f"A ratio (x) above 1 means that {self._servers[0]} is better."
         )
-        return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
         """Every run with all its figures, and the median ratios."""
         return {
             "servers": self._servers,
             "workloads": self._workloads,
-            "runs": [asdict(item) for item in self._measurements],
+            "runs": [asdict(item) for item in self.measurements],
+            "faults": self.faults,
             "ratios": {
                 workload: {
                     peer: {
@@ -122,18 +148,23 @@ class Comparison:
         charts = "".join(self._bars(figure) for figure in FIGURES)
         charts += "".join(self._ratio_bars(figure) for figure in FIGURES * (len(self._servers) > 1))
         tables = "".join(f"<h2>{figure.title}</h2>{self._table(figure)}" for figure in FIGURES)
-        return page("Comparison of servers", f'<div class="charts">{charts}</div>{tables}')
-
-    def _line(self, name: str, columns: Sequence[Sequence[float]], sign: str) -> str:
-        cells = "".join(f"{_spread(values, sign):>{_CELL_WIDTH}}" for values in columns)
-        return f"  {name:<{_NAME_WIDTH - 2}}{cells}"
+        workloads = "".join(f"<li>{escape(name)}</li>" for name in self._workloads)
+        faults = "".join(f"<li>{escape(fault)}</li>" for fault in self.faults)
+        return page(
+            "Comparison of servers",
+            f"<p>Workloads:</p><ol>{workloads}</ol><p>{escape(self._explanation)}</p>"
+            f'<ul>{faults}</ul><div class="charts">{charts}</div>{tables}',
+        )
 
     def _table(self, figure: Figure) -> str:
         rows = [
             [
                 f"{number}. {workload}",
-                *(_spread(self.values(name, workload, figure), "") for name in self._servers),
-                *(_spread(self.ratios(name, workload, figure), "x") for name in self._servers[1:]),
+                *(_spread(self.values(name, workload, figure), "", "\n") for name in self._servers),
+                *(
+                    _spread(self.ratios(name, workload, figure), "x", "\n")
+                    for name in self._servers[1:]
+                ),
             ]
             for number, workload in enumerate(self._workloads, start=1)
         ]
@@ -171,8 +202,8 @@ class Comparison:
         """Bars in groups, a group for each workload."""
         chart = Chart(
             title,
-            Axis("", 0, len(self._workloads)),
-            Axis.over("", [*values.values(), 1.0 if first_colour else 0.0]),
+            Axis("workload", 0, len(self._workloads)),
+            Axis.over("", [max(values.values(), default=1.0) * _HEADROOM]),
         )
         width = 0.8 / len(servers)
         for number, server in enumerate(servers):
@@ -193,13 +224,13 @@ class Comparison:
         return chart.render()
 
 
-def _spread(values: Sequence[float], sign: str) -> str:
-    """Median and, of several values, the lowest and the highest."""
+def _spread(values: Sequence[float], sign: str, between: str = " ") -> str:
+    """Median and, of several values, the lowest and the highest after `between`."""
     if not values:
         return "-"
-    text = f"{_short(median(values))}{sign}"
-    return f"{text} ({_short(min(values))}-{_short(max(values))})" if len(values) > 1 else text
-
-
-def _short(value: float) -> str:
-    return f"{value:.0f}" if value >= 1000 else f"{value:.1f}" if value >= 100 else f"{value:.2f}"
+    text = f"{short_number(median(values))}{sign}"
+    return (
+        f"{text}{between}({short_number(min(values))}-{short_number(max(values))})"
+        if len(values) > 1
+        else text
+    )

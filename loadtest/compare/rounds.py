@@ -25,20 +25,38 @@ class Measurement:
     round: int
     figures: dict[str, Any] | None
     error: str = ""
+    off_length: int = 0  # answers with more or fewer tokens than asked for
+
+    @property
+    def name(self) -> str:
+        """Which run this is."""
+        return f"round {self.round + 1}, {self.server}, {self.workload}"
+
+    @property
+    def faults(self) -> list[str]:
+        """Why its figures are missing or say less than those of other runs."""
+        if self.figures is None:
+            return [self.error]
+        faults = []
+        if failed := self.figures["failed"]:
+            faults.append(f"{failed} requests failed")
+        if self.off_length:
+            faults.append(f"{self.off_length} answers are not as long as asked for")
+        return faults
 
     @property
     def line(self) -> str:
         """What is told while a comparison runs."""
-        head = f"round {self.round + 1}, {self.server}, {self.workload}: "
-        if self.figures is None:
-            return head + self.error
-        return (
-            f"{head}{self.figures['output_throughput']:.1f} tokens/s, "
-            f"TTFT {self.figures['median_ttft_ms']:.1f} ms, "
-            f"TPOT {self.figures['median_tpot_ms']:.2f} ms"
-            + f", {self.figures['failed']} failed"
-            * bool(self.figures["failed"])
-        )
+        parts = self.faults
+        if self.figures is not None:
+            parts = [
+                f"{self.figures['output_throughput']:.1f} tokens/s",
+                f"TTFT {self.figures['median_ttft_ms']:.1f} ms",
+                f"TPOT {self.figures['median_tpot_ms']:.2f} ms",
+                f"{self.figures['duration']:.1f} s",
+                *parts,
+            ]
+        return f"{self.name}: {', '.join(parts)}"
 
 
 def run_rounds(
@@ -88,4 +106,6 @@ def _run_workload(
     if not report.completed:
         error_text = f"every request failed: {report.errors[0]}"
         return Measurement(server.name, workload.name, number, None, error_text)
-    return Measurement(server.name, workload.name, number, report.to_json())
+    return Measurement(
+        server.name, workload.name, number, report.to_json(), off_length=report.off_length
+    )

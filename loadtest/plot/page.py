@@ -106,6 +106,6 @@ def _curve(reports: Sequence[Report], metric: str) -> str:
         chart.line(line, number, f"{name} {short}")
         for report, point in zip(reports, line, strict=True):
             tooltip = f"{_name(report)}: {point[0]:,.1f} tokens/s, {name} {point[1]:,.1f} ms"
-            label = str(report.settings.max_concurrency or "") if number == 0 else ""
+            label = str(report.settings.max_concurrency or "") if name == "P99" else ""
             chart.point(point, number, label, tooltip)
     return chart.render()

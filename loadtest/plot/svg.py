@@ -9,6 +9,7 @@ from typing import Self
 WIDTH, HEIGHT = 560, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 16, 34, 46
 _NUM_COLOURS = 8
+_WIDE_RATIO = 8  # from here on a logarithmic axis has ticks at 1, 2, 5 of each power of ten
 
 Point = tuple[float, float]
 
@@ -40,15 +41,14 @@ class Axis:
 
     def ticks(self) -> list[float]:
         """Round values within the range, some four to eight of them."""
-        if self.log:
+        if self.log and self.high / self.low > _WIDE_RATIO:
             first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
-            decades = math.log10(self.high / self.low)
-            steps = range(1, 10) if decades < 1 else (1, 2, 5) if decades <= 3 else (1,)
+            steps = (1, 2, 5) if self.high / self.low <= 1000 else (1,)
             values = [step * 10.0**power for power in range(first, last + 1) for step in steps]
         else:
             step = 10.0 ** math.floor(math.log10((self.high - self.low) / 4))
             step *= next(n for n in (1, 2, 5, 10) if (self.high - self.low) / (n * step) <= 8)
-            values = [number * step for number in range(int(self.high / step) + 1)]
+            values = [number * step for number in range(int(self.high / step) + 2)]
         return [value for value in values if self.low <= value <= self.high * (1 + 1e-9)]
 
 
@@ -91,21 +91,27 @@ class Chart:
         self._legend.append(f'<span><i class="b{colour % _NUM_COLOURS}"></i>{escape(name)}</span>')
 
     def point(self, at: Point, colour: int, label: str, tooltip: str) -> None:
-        """A dot with a label beside it and a text that shows when the pointer rests on it."""
+        """A dot; a label at its upper left, and a text that shows under the pointer."""
         across, height = self._across(at[0]), self._height(at[1])
         self._parts.append(
             f'<circle class="dot c{colour % _NUM_COLOURS}" cx="{across}" cy="{height}" r="4">'
             f"<title>{escape(tooltip)}</title></circle>"
-            f'<text class="tick" x="{across + 7}" y="{height - 6}">{escape(label)}</text>'
+            f'<text class="tick" x="{across - 6:.1f}" y="{height - 6:.1f}"'
+            f' text-anchor="end">{escape(label)}</text>'
         )
 
     def bar(self, span: tuple[float, float], value: float, colour: int, tooltip: str) -> None:
-        """A bar from the low end of the y axis to `value`, across `span` of the x axis."""
+        """A bar from the low end of the y axis to `value`, across `span` of the x axis.
+
+        The value stands upright above it, so the axis should end a quarter above the highest.
+        """
         left, right = self._across(span[0]), self._across(span[1])
         top, base = self._height(value), HEIGHT - _BOTTOM
         self._parts.append(
             f'<rect class="bar c{colour % _NUM_COLOURS}" x="{left}" width="{right - left:.1f}"'
             f' y="{top}" height="{base - top:.1f}"><title>{escape(tooltip)}</title></rect>'
+            f'<text class="value" transform="translate({(left + right) / 2 + 4:.1f} {top - 4:.1f})'
+            f' rotate(-90)">{short_number(value)}</text>'
         )
 
     def name_below(self, x: float, text: str, tooltip: str) -> None:
@@ -147,6 +153,11 @@ def format_number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:g}"
 
 
+def short_number(value: float) -> str:
+    """With some three digits, none behind the point from 1000 on."""
+    return f"{value:.0f}" if value >= 1000 else f"{value:.1f}" if value >= 100 else f"{value:.2f}"
+
+
 def page(title: str, body: str) -> str:
     """A whole HTML file; it follows the reader's choice of light or dark."""
     return (
@@ -157,7 +168,7 @@ def page(title: str, body: str) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """An HTML table; the first cell of a row is its name."""
+    """An HTML table; the first cell of a row is its name. A line break in a value is kept."""
     top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
     lines = []
     for name, *cells in rows:
@@ -177,11 +188,12 @@ _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);"
     "max-width:1200px;margin:2rem auto;padding:0 1rem}h1{font-size:1.4rem}h2{font-size:1.1rem}"
     ".charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(440px,1fr));gap:1rem}"
-    "figure{margin:0}svg{width:100%;height:auto}.wide{overflow-x:auto}"
+    "figure{margin:0}svg{width:100%;height:auto}.wide{overflow-x:auto;margin-bottom:1.5rem}"
     "table{border-collapse:collapse;font-variant-numeric:tabular-nums}"
     "th,td{padding:.25rem .7rem;border-bottom:1px solid var(--grid);text-align:right}"
-    "th:first-child{text-align:left;font-weight:600}"
+    "th:first-child{text-align:left;font-weight:600;min-width:8.5rem}td{white-space:pre}"
     ".title{font-weight:600;font-size:14px;fill:var(--ink)}.tick{font-size:11px;fill:var(--faint)}"
+    ".value{font-size:10px;fill:var(--ink)}"
     ".label{font-size:12px;fill:var(--faint)}.grid{stroke:var(--grid)}"
     ".level{stroke:var(--ink);stroke-dasharray:4 3}"
     ".line{fill:none;stroke-width:2}.legend{display:flex;flex-wrap:wrap;gap:.3rem 1rem;"

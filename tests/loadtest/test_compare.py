@@ -162,6 +162,21 @@ def test_the_examples_are_valid(path: Path) -> None:
         assert not any("{" in word for word in words)
 
 
+def test_answers_of_another_length_are_told(compared: Bench) -> None:
+    short = f"command = '{compared.command('a')}'\nflags = {{output-len = 3}}"
+    result = compared.run({"a": short}, "--rounds", "1")
+    assert "2 answers are not as long as asked for" in result.stdout
+    assert "2 answers are not as long as asked for" in compared.result("comparison.html")
+    (run,) = json.loads(compared.result("comparison.json"))["runs"]
+    assert run["off_length"] == 2
+
+
+def test_answers_as_long_as_asked_for_are_no_fault(compared: Bench) -> None:
+    result = compared.run({"a": f"command = '{compared.command('a')}'"}, "--rounds", "1")
+    assert "as long as" not in result.output
+    assert json.loads(compared.result("comparison.json"))["faults"] == []
+
+
 def comparison(rates: dict[str, list[float | None]]) -> Comparison:
     """One workload; the latencies are the reverse of the rates."""
     scenario = Scenario.model_validate(
@@ -178,7 +193,8 @@ def comparison(rates: dict[str, list[float | None]]) -> Comparison:
             number,
             None
             if rate is None
-            else {f.key: rate if f.rate else 1000 / rate for f in FIGURES} | {"failed": 0},
+            else {f.key: rate if f.rate else 1000 / rate for f in FIGURES}
+            | {"failed": 0, "total_input_tokens": 10},
         )
         for name, values in rates.items()
         for number, rate in enumerate(values)
@@ -197,3 +213,20 @@ def test_medians_stand_with_lowest_and_highest() -> None:
     text = comparison({"ours": [100.0, 130.0, 90.0], "peer": [50.0, 65.0, 45.0]}).render()
     assert "100.0 (90.00-130.0)" in text
     assert "2.00x (2.00-2.00)" in text
+
+
+def test_prompts_that_a_peer_counts_otherwise_are_told() -> None:
+    runs = comparison({"ours": [100.0], "peer": [50.0], "other": [40.0]})
+    assert runs.faults == []
+    (_, peer, _) = runs.measurements
+    assert peer.figures is not None
+    peer.figures["total_input_tokens"] = 11
+    assert runs.faults == ["round 1, peer, w: counts 11 prompt tokens, ours 10"]
+
+
+def test_columns_stay_in_line_below_a_long_name() -> None:
+    runs = comparison(
+        {"ours": [100.0], "a server with a name that is rather long, all told": [9.0]}
+    )
+    titles, ours, peer, ratio = runs.render().splitlines()[:4]
+    assert len(titles) == len(ours) == len(peer) == len(ratio)

@@ -5,10 +5,12 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 from scripted_server import Answer, Asked, json_answer, serve, stream_answer
 
 from octavo.loadtest.cli import bench
+from octavo.loadtest.plot.svg import Axis
 
 
 def answer(asked: Asked) -> Answer:
@@ -109,3 +111,11 @@ def test_the_page_of_one_run_has_no_curve(tmp_path: Path) -> None:
     prompts_of("--plot", str(path))
     assert "Output throughput" in (charts := _Page(path.read_text()).charts)
     assert not [title for title in charts if title.startswith("Throughput and")]
+
+
+@pytest.mark.parametrize("high", [1.04, 1.7, 4, 7.9, 8.1, 60, 900, 1e5])
+@pytest.mark.parametrize("low", [0.021, 1.0, 20.9, 2870.0])
+def test_a_logarithmic_axis_has_some_ticks_within_its_range(low: float, high: float) -> None:
+    axis = Axis("", low, low * high, log=True)
+    assert 2 <= len(axis.ticks()) <= 9
+    assert all(low <= tick <= low * high * (1 + 1e-9) for tick in axis.ticks())
