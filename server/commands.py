@@ -5,6 +5,8 @@ are spent on loading libraries, and the thread settings must be in place before 
 """
 
 import logging
+import os
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,6 +109,8 @@ def serve(
     configure_logging(server_config.log_level, server_config.log_format)
     for warning in configs.warnings:
         logger.warning("%s", warning)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _leave_early)
     try:
         listener = open_listener(server_config)
         logger.info(
@@ -120,6 +124,13 @@ def serve(
     except ConfigurationError as error:
         _fail(str(error), 1)
     server.leave(code)
+
+
+def _leave_early(number: int, _: object) -> NoReturn:
+    """End a start that has nothing to lose yet; once the event loop runs, it takes the signals."""
+    logger.info("Stopped by %s before the start was complete", signal.Signals(number).name)
+    logging.shutdown()
+    os._exit(0)
 
 
 def _fail(message: str, code: int) -> NoReturn:

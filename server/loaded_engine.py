@@ -7,6 +7,7 @@ from octavo.config.engine import EngineConfig
 from octavo.config.server import ServerConfig
 from octavo.engine.core.limits import EngineLimits
 from octavo.engine.executor.profiled import ProfiledExecutor
+from octavo.engine.preload import preload_torch
 from octavo.server.async_engine import EngineThreadFactory
 from octavo.server.served_model import ServedModel
 
@@ -43,6 +44,7 @@ def load_engine(
 ) -> LoadedEngine:
     """Import the model's libraries and load the configured model; `startup` documents the rest."""
     report("importing libraries")
+    preload_torch()
     # Here and not above: this takes seconds, in which the port shall answer already.
     from octavo.server import startup  # noqa: PLC0415
 

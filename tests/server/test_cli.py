@@ -1,6 +1,7 @@
 """The command line: flags, refusals and exit codes."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -186,6 +187,19 @@ def test_g05_a_port_in_use_ends_the_start_without_loading() -> None:
     assert done.returncode == 1
     assert f"Port {port} on 127.0.0.1 is in use" in done.stderr
     assert "/no/such/model" not in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_start_that_has_just_begun(number: signal.Signals) -> None:
+    command = [str(OCTAVO), "serve", "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert "Listening on" in process.stderr.readline()
+        process.send_signal(number)
+        rest = process.stderr.read()
+
+    assert process.returncode == 0
+    assert "Traceback" not in rest
 
 
 def test_a_model_that_is_not_there_ends_the_start_with_code_1(tmp_path: Path) -> None:
