@@ -6,13 +6,21 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
-from octavo.loadtest.resilience.connection import Connection, ConnectionLost, request_bytes
+from octavo.loadtest.resilience.connection import Connection, ConnectionLost, ask, request_bytes
 from octavo.loadtest.resilience.outcome import Outcome
 from octavo.loadtest.resilience.process import ServerProcess
 from octavo.loadtest.resilience.watch import canary, demand_nothing_lost, when_idle
 
-# The time limit ends answers whose length the damage has taken away.
-SERVE_ARGS = ("--max-num-seqs", "16", "--max-num-queued-reqs", "64", "--request-timeout", "10")
+# The time limit ends answers whose length the damage has taken away. The system hands out a cache
+# page by page as blocks are first used: a small one has been used up when memory is looked at.
+SERVE_ARGS = (
+    *("--max-num-seqs", "16", "--max-num-queued-reqs", "64", "--request-timeout", "10"),
+    *("--num-gpu-blocks-override", "256"),
+)
+_CACHE_TOKENS = 256 * 16
+"""What the cache of `SERVE_ARGS` holds."""
+
+_PROMPT_TOKENS = 256
 _WORKERS = 8
 _PATIENCE_S = 60.0
 _BAD = 400
@@ -84,6 +92,7 @@ class FuzzSize:
 
     bad: int = 10_000
     seed: int = 1
+    warm_up_tokens: int = 2 * _CACHE_TOKENS
 
 
 @dataclass(slots=True)
@@ -107,6 +116,7 @@ class _Fuzz:
 async def fuzz(server: ServerProcess, size: FuzzSize) -> Outcome:
     """Send damaged requests until so many were refused."""
     expected = await canary(server.port)
+    await _use_up_cache(server.port, size.warm_up_tokens)
     await _send_some(_Fuzz(server.port, min(size.bad // 10, 200), random.Random(size.seed + 1)))
     before = await when_idle(server)
     run = _Fuzz(server.port, size.bad, random.Random(size.seed))
@@ -130,6 +140,13 @@ async def fuzz(server: ServerProcess, size: FuzzSize) -> Outcome:
     outcome.at_most("RSS after / before", after.rss_mib / before.rss_mib, 1.05, only_long=True)
     outcome.equal("canary", await canary(server.port), expected)
     return outcome
+
+
+async def _use_up_cache(port: int, num_tokens: int) -> None:
+    """Send prompts of so many tokens in all, no two of which begin alike."""
+    for start in range(0, num_tokens, _PROMPT_TOKENS):
+        body = {"prompt": list(range(start, start + _PROMPT_TOKENS)), "max_tokens": 1}
+        await ask(port, "/v1/completions", body)
 
 
 async def _send_some(run: _Fuzz) -> None:

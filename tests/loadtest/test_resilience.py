@@ -23,7 +23,7 @@ SCENARIOS: dict[str, Callable[[ServerProcess], Awaitable[Outcome]]] = {
     "overload": lambda s: overload(s, OverloadSize(calibrate_s=1, seconds=1.5, max_tokens=8)),
     "soak": lambda s: soak(s, SoakSize(seconds=3, max_tokens=12)),
     "connections": lambda s: connections(s, CONNECTIONS),
-    "fuzz": lambda s: fuzz(s, FuzzSize(bad=300)),
+    "fuzz": lambda s: fuzz(s, FuzzSize(bad=300, warm_up_tokens=0)),
     "restart": lambda s: restart(s, RestartSize(clients=4, seconds=0)),
     "sigterm": lambda s: sigterm(s, StopSize(clients=12, seconds=0)),
 }
