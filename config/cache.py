@@ -1,5 +1,7 @@
 """The paged KV cache: how large it is and how it is shared."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from octavo.config.base import ConfigModel
@@ -22,6 +24,11 @@ class CacheConfig(ConfigModel):
     )
     num_gpu_blocks_override: int | None = Field(
         default=None, ge=1, description="Exact number of cache blocks, on CPU too."
+    )
+    kv_cache_dtype: Literal["auto", "fp8"] = Field(
+        default="auto",
+        description="Precision of the KV cache: auto is that of the model; fp8 (e4m3 with a scale "
+        "per KV head, on GPUs that read it) holds twice the tokens of bfloat16.",
     )
     enable_prefix_caching: bool = Field(
         default=True, description="Keep full blocks and share them between equal prefixes."

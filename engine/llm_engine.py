@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from octavo.config.engine import EngineConfig
 from octavo.engine.cache.kv_cache_manager import KVCacheManager
+from octavo.engine.cache.prefix_hash import hash_function_for
 from octavo.engine.core.block_map import BlockMap
 from octavo.engine.core.errors import ContextLengthError, InvalidRequestError
 from octavo.engine.core.limits import EngineLimits
@@ -44,6 +45,7 @@ class LLMEngine:
             limits.num_blocks,
             limits.block_size,
             config.cache.enable_prefix_caching,
+            hash_function_for(config.cache.kv_cache_dtype),
             host_memory=limits.host_memory,
             window=limits.window,
         )

@@ -20,7 +20,8 @@ from octavo.kernels import cpu, reference
 from octavo.kernels.attention_args import PagedBatch
 from octavo.kernels.backend import DeviceKernels, Kernels, SamplingKernels
 from octavo.kernels.cache_args import PagedCache
-from octavo.kernels.reference import sampling
+from octavo.kernels.reference import projection, sampling
+from octavo.kernels.reference.projection import PlainWeight
 from octavo.kernels.rotary_args import HeadNorm, Rotation
 from octavo.kernels.sampling_args import SamplingFilters, ScoredTokens
 from octavo.kernels.seeded_args import Cutoff, Penalties, SeededDraws, TokenCounts
@@ -28,12 +29,14 @@ from octavo.kernels.step_program import NoLoweringError, StepProgram
 
 _gpu: DeviceKernels = reference
 _watch: Callable[[Callable[[str], None]], None] | None = None
+_gpu_reads_fp8: Callable[[torch.device], bool] | None = None
 if torch.cuda.is_available():
     # Elsewhere Triton would only cost the time to import it.
     from octavo.kernels import triton
 
     _gpu = triton
     _watch = triton.watch_compilations
+    _gpu_reads_fp8 = triton.reads_fp8
 
 _reference_only: ContextVar[bool] = ContextVar("reference_only", default=False)
 
@@ -87,6 +90,11 @@ def int8_weights() -> Iterator[None]:
 def can_quantize(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether `int8_weights` is possible for models of `dtype` on `device`."""
     return device.type == "cpu" and not _reference_only.get() and cpu.can_quantize(dtype)
+
+
+def reads_fp8(device: torch.device) -> bool:
+    """Whether there are kernels for an e4m3 cache on `device`."""
+    return device.type == "cuda" and _gpu_reads_fp8 is not None and _gpu_reads_fp8(device)
 
 
 def watch_compilations(tell: Callable[[str], None]) -> None:
@@ -157,6 +165,17 @@ def linear(x: Tensor, weight: LinearWeight) -> Tensor:
     if weight.in_slices is not None:
         return weight.in_slices.linear_in_slices(x, weight.packed)
     return weight.kernels.linear(x, weight.packed)
+
+
+def output_bounds(weight: LinearWeight, factors: Tensor) -> Tensor:
+    """What each output of `linear` stays within, either way: fp32 [N].
+
+    For inputs `factors` [K] * u with |u|_2 <= sqrt(K), as a norm of that weight leaves them.
+    Raises ValueError for weights in a form of the CPU's kernels.
+    """
+    if not isinstance(weight.packed, PlainWeight):
+        raise ValueError("no bounds of weights that are packed for the CPU")
+    return projection.output_bounds(weight.packed, factors)
 
 
 def embedding(ids: Tensor, weight: Tensor) -> Tensor:

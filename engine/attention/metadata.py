@@ -35,6 +35,11 @@ class KVCacheLayout:
 LayerKVCache = PagedCache
 """The cache tensors of one layer, each of `KVCacheLayout.shape`."""
 
+CacheScales = tuple[Tensor | None, Tensor | None]
+"""Of the keys and of the values of one layer, float32 [Hkv] each; None is 1."""
+
+NO_SCALES: CacheScales = (None, None)
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:

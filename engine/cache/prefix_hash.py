@@ -1,8 +1,9 @@
 """Identity of a full block: its tokens after exactly its history.
 
 hash = SHA-256(hash of the parent block || token ids as int32). The chain starts from the extra
-keys (`cache_salt`), so they are part of every hash. What else changes K and V (adapter, cache
-precision) would join the extra keys.
+keys (`cache_salt`), so they are part of every hash. The precision of the cache, which is the same
+for all blocks, is part of the function. What else changes K and V (an adapter) would join the
+extra keys.
 """
 
 from array import array
@@ -17,6 +18,20 @@ HashFunction = Callable[[bytes], bytes]
 def sha256_hash(data: bytes) -> bytes:
     """SHA-256 digest, 32 bytes."""
     return sha256(data).digest()
+
+
+def hash_function_for(kv_cache_dtype: str) -> HashFunction:
+    """The function for a cache of this `--kv-cache-dtype`: equal tokens get different hashes."""
+    if kv_cache_dtype == "auto":
+        return sha256_hash
+    begun = sha256(kv_cache_dtype.encode())
+
+    def digest(data: bytes) -> bytes:
+        state = begun.copy()
+        state.update(data)
+        return state.digest()
+
+    return digest
 
 
 class BlockKey(NamedTuple):

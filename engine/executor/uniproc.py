@@ -9,7 +9,7 @@ import torch
 from octavo.config.cache import CacheConfig
 from octavo.config.engine import EngineConfig
 from octavo.config.model import ModelConfig
-from octavo.engine.attention.metadata import KVCacheLayout
+from octavo.engine.attention.metadata import CacheScales, KVCacheLayout
 from octavo.engine.core.errors import ConfigurationError
 from octavo.engine.core.limits import HostMemory
 from octavo.engine.core.model_output import Launch, ModelOutput
@@ -17,12 +17,13 @@ from octavo.engine.core.scheduler_output import SchedulerOutput
 from octavo.engine.executor.gpu import GpuStart
 from octavo.engine.loader import Checkpoint
 from octavo.engine.loader.filling import load_model
+from octavo.engine.models.decoder import CausalLM
 from octavo.engine.worker.device_memory import CudaMemory
 from octavo.engine.worker.device_runner import DeviceRunner
 from octavo.engine.worker.device_step import Bounds
 from octavo.engine.worker.device_stream import CudaStream, DeviceStream
 from octavo.engine.worker.kv_cache import KVCache
-from octavo.engine.worker.language_model import LanguageModel, RunnerLimits
+from octavo.engine.worker.language_model import RunnerLimits
 from octavo.engine.worker.memory import (
     CacheDemand,
     CacheSize,
@@ -30,6 +31,7 @@ from octavo.engine.worker.memory import (
     check_context,
     free_host_memory,
     host_budget,
+    resolve_cache_dtype,
     resolve_device,
     resolve_dtype,
     resolve_step_limits,
@@ -60,12 +62,14 @@ class UniprocExecutor:
         dtype = resolve_dtype(config.load.dtype, facts)
         if device.type == "cpu":
             ops.set_cpu_threads(dtype, config.device.num_cpu_threads)
+        cache_dtype = resolve_cache_dtype(config.cache, dtype, device)
         steps = resolve_step_limits(config.scheduler, device)
         model = _load(config, checkpoint, dtype, device)
         start = _Start(
             model=model,
             facts=facts,
-            dtype=dtype,
+            cache_dtype=cache_dtype,
+            scales=None if cache_dtype == dtype else model.cache_scales(),
             block_size=config.cache.block_size,
             steps=steps,
             device=device,
@@ -171,7 +175,7 @@ class UniprocExecutor:
 
 def _load(
     config: EngineConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
-) -> LanguageModel:
+) -> CausalLM:
     with ExitStack() as packing:
         if config.device.deterministic:
             packing.enter_context(ops.fixed_shapes())
@@ -199,9 +203,10 @@ def check_int8(dtype: torch.dtype, device: torch.device) -> None:
 class _Start:
     """What is known before the size of the cache is: enough to make runners and to measure."""
 
-    model: LanguageModel
+    model: CausalLM
     facts: ModelConfig
-    dtype: torch.dtype
+    cache_dtype: torch.dtype
+    scales: tuple[CacheScales, ...] | None
     block_size: int
     steps: StepLimits
     device: torch.device
@@ -250,6 +255,7 @@ class _Start:
             self.facts.num_layers,
             self.device,
             host_memory.num_swap_blocks + host_memory.num_offload_blocks,
+            self.scales,
         )
 
     def _limits(self, size: CacheSize) -> RunnerLimits:
@@ -289,5 +295,5 @@ class _Start:
     def _layout(self, num_blocks: int) -> KVCacheLayout:
         facts = self.facts
         return KVCacheLayout(
-            num_blocks, facts.num_kv_heads, self.block_size, facts.head_dim, self.dtype
+            num_blocks, facts.num_kv_heads, self.block_size, facts.head_dim, self.cache_dtype
         )

@@ -37,6 +37,11 @@ class RotaryEmbedding:
         angles = torch.arange(max_positions).float()[:, None] * inverse_frequencies
         self.table = _cos_sin(angles, scale)
 
+    @property
+    def gain(self) -> float:
+        """How much longer a head is after the rotation: 1 unless YaRN folds a factor in."""
+        return float(self.table[0, 0])
+
     def rows(self, positions: Tensor, metadata: AttentionMetadata) -> tuple[Tensor, Tensor]:
         """(cos_sin, index): row index[t] of `cos_sin` rotates token t of the step."""
         if self.dynamic_from is None or metadata.max_seq_len <= self.dynamic_from:

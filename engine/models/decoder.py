@@ -14,8 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from octavo.config.model import ModelConfig
-from octavo.engine.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
+from octavo.engine.attention.metadata import (
+    AttentionMetadata,
+    CacheScales,
+    ForwardBatch,
+    LayerKVCache,
+)
 from octavo.engine.attention.paged import PagedAttention
+from octavo.engine.attention.scales import e4m3_scales
 from octavo.engine.layers.embedding import Embedding
 from octavo.engine.layers.linear import Linear, WeightSlot
 from octavo.engine.layers.mlp import GatedMLP
@@ -77,6 +83,20 @@ class SelfAttention:
             norm = HeadNorm(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
         attended = self.attention((q, k, v), norm, rotation, cache, metadata)
         return self.out(attended.flatten(1))
+
+    def cache_scales(self, factors: Tensor, gain: float) -> CacheScales:
+        """Scales under which no key or value can leave the range of e4m3.
+
+        `factors` [hidden_size] are the weight of the norm before; the rotation lengthens by `gain`.
+        """
+        bounds = ops.output_bounds(self.qkv.loaded(), factors).view(-1, self.head_dim)
+        first_value = self.num_heads + self.num_kv_heads
+        keys, values = bounds[self.num_heads : first_value], bounds[first_value:]
+        if self.k_norm is not None:
+            # A normed head has no component above sqrt(D).
+            keys = (self.k_norm.weight.float().abs() * self.head_dim**0.5).expand_as(keys)
+        # A rotated component is at most sqrt(2) times the larger one of its pair.
+        return e4m3_scales(keys * (gain * 2**0.5)), e4m3_scales(values)
 
     def lower(self, program: StepProgram, x: Any, index: int) -> Any:  # noqa: ANN401
         """The layer as instructions; `index` is that of its cache."""
@@ -195,6 +215,13 @@ class CausalLM(nn.Module):
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """hidden [L, hidden_size] -> fp32 [L, vocab_size]."""
         return self.lm_head(hidden).float()
+
+    def cache_scales(self) -> tuple[CacheScales, ...]:
+        """The scales of each layer for a cache in e4m3; they follow from the weights alone."""
+        gain = self.rotary.gain
+        return tuple(
+            layer.self_attn.cache_scales(layer.input_norm.weight, gain) for layer in self.layers
+        )
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Fills the model from (name in the checkpoint, tensor) pairs, each used once and let go.

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.engine.attention.metadata import KVCacheLayout, LayerKVCache
+from octavo.engine.attention.metadata import NO_SCALES, CacheScales, KVCacheLayout, LayerKVCache
 from octavo.engine.core.errors import ConfigurationError
 from octavo.kernels import ops
 
@@ -27,14 +27,19 @@ class KVCache:
         num_layers: int,
         device: torch.device,
         num_host_blocks: int = 0,
+        scales: Sequence[CacheScales] | None = None,
     ) -> None:
-        """Raises ConfigurationError when the memory cannot be had."""
+        """`scales` are those of each layer, for a cache that is smaller than the activations.
+
+        Raises ConfigurationError when the memory cannot be had.
+        """
         self.layout = layout
         self._device = device
+        of_layers = scales or [NO_SCALES] * num_layers
         try:
             self.layers = tuple(
-                LayerKVCache(_zeros(layout, device), _zeros(layout, device))
-                for _ in range(num_layers)
+                LayerKVCache(_zeros(layout, device), _zeros(layout, device), *pair)
+                for pair in of_layers
             )
         except (MemoryError, torch.OutOfMemoryError) as error:
             total = layout.bytes_per_block * num_layers * (layout.num_blocks + 1)

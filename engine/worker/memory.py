@@ -14,6 +14,7 @@ from octavo.config.scheduler import SchedulerConfig
 from octavo.engine.core.errors import ConfigurationError
 from octavo.engine.core.limits import HostMemory
 from octavo.engine.worker.device_memory import MemorySum
+from octavo.kernels import ops
 
 _logger = logging.getLogger(__name__)
 
@@ -65,6 +66,20 @@ def resolve_dtype(wanted: DType, model_config: ModelConfig) -> torch.dtype:
         "float16": torch.float16,
     }
     return dtypes[name]
+
+
+def resolve_cache_dtype(
+    cache: CacheConfig, dtype: torch.dtype, device: torch.device
+) -> torch.dtype:
+    """The precision of the KV cache; ConfigurationError where the device has no kernels for it."""
+    if cache.kv_cache_dtype == "auto":
+        return dtype
+    if not ops.reads_fp8(device):
+        raise ConfigurationError(
+            f"--kv-cache-dtype fp8 is not supported on this device ({device.type}): it needs a GPU "
+            "that converts e4m3 (NVIDIA from sm_89, AMD from gfx942); use --kv-cache-dtype auto"
+        )
+    return torch.float8_e4m3fn
 
 
 def resolve_step_limits(config: SchedulerConfig, device: torch.device) -> StepLimits:

@@ -19,7 +19,7 @@ def write_kv_cache(
 
 def copy_blocks(key_cache: Tensor, value_cache: Tensor, src: Tensor, dst: Tensor) -> None:
     """See `octavo.kernels.ops.copy_blocks`."""
-    for cache in (key_cache, value_cache):
+    for cache in (key_cache.view(uint8), value_cache.view(uint8)):
         cache.index_copy_(0, dst, cache.index_select(0, src))
 
 

@@ -13,6 +13,9 @@ _NARROW_ROWS = 2
 """Up to this many rows the product is bound by reading the weight, and torch reads it as it is."""
 
 
+_BOUND_ROWS = 4096
+
+
 @dataclass(frozen=True, slots=True)
 class PlainWeight:
     """weight [N, K] and bias [N] as they came."""
@@ -38,6 +41,18 @@ def linear(x: Tensor, packed: PlainWeight) -> Tensor:
 def linear_in_slices(x: Tensor, packed: PlainWeight) -> Tensor:
     """See `octavo.kernels.ops.fixed_shapes`: the reference takes one row after the other."""
     return torch.cat([linear(x[row : row + 1], packed) for row in range(x.shape[0])])
+
+
+def output_bounds(packed: PlainWeight, factors: Tensor) -> Tensor:
+    """See `octavo.kernels.ops.output_bounds`."""
+    weight, wide = packed.weight, factors.float()
+    norms = torch.empty(weight.shape[0], device=weight.device)
+    # In parts, so that a large weight is not held in fp32 as a whole.
+    for start in range(0, weight.shape[0], _BOUND_ROWS):
+        part = slice(start, start + _BOUND_ROWS)
+        norms[part] = torch.linalg.vector_norm(weight[part].float() * wide, dim=1)
+    bounds = norms.mul_(factors.shape[0] ** 0.5)
+    return bounds if packed.bias is None else bounds + packed.bias.float().abs()
 
 
 def _linear_widened(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -8,6 +8,7 @@ from octavo.kernels.triton.attention import paged_attention, scaled_paged_attent
 from octavo.kernels.triton.compilations import watch_compilations
 from octavo.kernels.triton.cutoff import find_cutoff
 from octavo.kernels.triton.draw import draw_seeded
+from octavo.kernels.triton.host import reads_fp8
 from octavo.kernels.triton.kv_cache import copy_blocks, swap_blocks, write_kv_cache
 from octavo.kernels.triton.log_sum_exp import log_sum_exp
 from octavo.kernels.triton.norm import add_rms_norm, rms_norm
@@ -28,6 +29,7 @@ __all__ = [
     "pack_linear",
     "paged_attention",
     "penalize",
+    "reads_fp8",
     "rms_norm",
     "rotary_embedding",
     "rotate_and_cache",

@@ -60,6 +60,11 @@ def _read_facts(device: torch.device) -> DeviceFacts:
     )
 
 
+def reads_fp8(device: torch.device) -> bool:
+    """Whether the GPU that `device` is converts e4m3 in hardware."""
+    return device_facts(device).reads_fp8
+
+
 def check(condition: bool, message: str) -> None:
     """Raises ValueError with `message` unless the condition holds."""
     if not condition:

@@ -36,9 +36,9 @@ class Pair:
     ours: CausalLM
     theirs: PreTrainedModel
 
-    def driver(self) -> PagedDriver:
+    def driver(self, cache_dtype: torch.dtype | None = None) -> PagedDriver:
         """Fresh caches for our model."""
-        return PagedDriver(self.ours)
+        return PagedDriver(self.ours, cache_dtype=cache_dtype)
 
     @torch.no_grad()
     def expected(self, ids: Sequence[int]) -> Tensor:

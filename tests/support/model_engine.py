@@ -70,11 +70,12 @@ class ModelEngine:
         stream: FakeStream | None = None,
         overlap: bool = True,
         graphs: tuple[int, ...] = (),
+        cache_dtype: torch.dtype = torch.float32,
         **limits: Any,
     ) -> None:
         facts, block_size = model.config, 4
         layout = KVCacheLayout(
-            num_blocks, facts.num_kv_heads, block_size, facts.head_dim, torch.float32
+            num_blocks, facts.num_kv_heads, block_size, facts.head_dim, cache_dtype
         )
         self.limits = EngineLimits(
             **{
@@ -97,7 +98,11 @@ class ModelEngine:
         )
         host = self.limits.host_memory
         kv_cache = KVCache(
-            layout, facts.num_layers, CPU, host.num_swap_blocks + host.num_offload_blocks
+            layout,
+            facts.num_layers,
+            CPU,
+            host.num_swap_blocks + host.num_offload_blocks,
+            None if cache_dtype == torch.float32 else model.cache_scales(),
         )
         runner: ModelRunner | DeviceRunner
         if stream is None:

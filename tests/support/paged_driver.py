@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from octavo.engine.attention.metadata import (
+    NO_SCALES,
     AttentionMetadata,
     ForwardBatch,
     KVCacheLayout,
@@ -20,19 +21,27 @@ class PagedDriver:
     Blocks are handed out from the highest id down, so that no block table is a plain range.
     """
 
-    def __init__(self, model: CausalLM, num_blocks: int = 64, block_size: int = 16) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        num_blocks: int = 64,
+        block_size: int = 16,
+        cache_dtype: torch.dtype | None = None,
+    ) -> None:
         config = model.config
         layout = KVCacheLayout(
-            num_blocks, config.num_kv_heads, block_size, config.head_dim, model.dtype
+            num_blocks, config.num_kv_heads, block_size, config.head_dim, cache_dtype or model.dtype
         )
+        scales = [NO_SCALES] * config.num_layers if cache_dtype is None else model.cache_scales()
         self._model = model
         self._block_size = block_size
-        self._caches = tuple(
+        self.layers = tuple(
             LayerKVCache(
-                torch.full(layout.shape, torch.nan, dtype=layout.dtype),
-                torch.full(layout.shape, torch.nan, dtype=layout.dtype),
+                torch.full(layout.shape, torch.nan).to(layout.dtype),
+                torch.full(layout.shape, torch.nan).to(layout.dtype),
+                *pair,
             )
-            for _ in range(config.num_layers)
+            for pair in scales
         )
         self._free = list(range(num_blocks))
         self._tables: dict[int, list[int]] = {}
@@ -103,7 +112,7 @@ class PagedDriver:
             positions=_int64(positions),
             logits_indices=torch.arange(len(positions)),
             attention=metadata,
-            kv_caches=self._caches,
+            kv_caches=self.layers,
         )
 
 

@@ -3,7 +3,14 @@
 from hashlib import sha256
 from struct import pack
 
-from octavo.engine.cache.prefix_hash import BlockKey, PrefixNode, block_key, root_node, sha256_hash
+from octavo.engine.cache.prefix_hash import (
+    BlockKey,
+    PrefixNode,
+    block_key,
+    hash_function_for,
+    root_node,
+    sha256_hash,
+)
 
 
 def test_f05_hash_is_sha256_over_parent_hash_and_int32_tokens() -> None:
@@ -16,6 +23,13 @@ def test_f05_hash_is_sha256_over_parent_hash_and_int32_tokens() -> None:
 def test_f05_salt_is_part_of_the_chain() -> None:
     roots = {root_node(salt, sha256_hash).block_hash for salt in (None, "a", "b")}
     assert len(roots) == 3
+
+
+def test_f05_the_precision_of_the_cache_is_part_of_every_hash() -> None:
+    plain, fp8 = hash_function_for("auto"), hash_function_for("fp8")
+    assert plain(b"x") == sha256_hash(b"x") == plain(b"x")
+    assert len({plain(b"x"), plain(b"y"), fp8(b"x"), fp8(b"y")}) == 4
+    assert fp8(b"x") == hash_function_for("fp8")(b"x")
 
 
 def test_f05_content_is_compared_through_the_whole_history() -> None:

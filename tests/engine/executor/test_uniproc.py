@@ -18,6 +18,7 @@ from octavo.engine.core.limits import HostMemory
 from octavo.engine.core.model_output import ModelOutput
 from octavo.engine.core.sampling_params import SamplingParams
 from octavo.engine.core.scheduler_output import NewSequence, ScheduledSequence, SchedulerOutput
+from octavo.engine.executor import uniproc
 from octavo.engine.executor.uniproc import UniprocExecutor, check_int8
 from octavo.engine.loader import resolve_checkpoint
 from octavo.engine.loader.filling import load_model
@@ -75,6 +76,29 @@ def test_int8_weights_need_the_kernels(
     monkeypatch.setattr(ops.cpu, "can_quantize", lambda dtype: False)
     with pytest.raises(ConfigurationError, match="--quantization int8 needs the CPU's own kernels"):
         make_executor(random_llama_dir, load={"quantization": "int8"})
+
+
+def test_f17_a_cache_in_fp8_is_refused_on_cpu(random_llama_dir: Path) -> None:
+    with pytest.raises(ConfigurationError, match="--kv-cache-dtype fp8 is not supported on this"):
+        make_executor(random_llama_dir, cache={"kv_cache_dtype": "fp8"})
+
+
+def test_a_cache_in_fp8_holds_four_times_the_tokens_of_float32(
+    random_llama_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What a GPU would do, with plain torch on this one.
+    parts = {"cache": {"kv_cache_memory_bytes": 100_000}}
+    with ops.reference_only():
+        plain = make_executor(random_llama_dir, **parts)
+        monkeypatch.setattr(uniproc, "resolve_cache_dtype", lambda *_: torch.float8_e4m3fn)
+        executor = make_executor(random_llama_dir, **parts)
+        assert executor.num_blocks // 4 == plain.num_blocks
+        produced = [output.sampled[1][0] for output in run(executor, [5, 250, 17, 99, 300])]
+        expected = [output.sampled[1][0] for output in run(plain, [5, 250, 17, 99, 300])]
+    # Rounded to 4 bits the cache gives other logits, and the first tokens all the same.
+    assert produced[0] == expected[0]
+    for each in (plain, executor):
+        each.shutdown()
 
 
 def test_int8_weights_are_refused_on_a_gpu() -> None:

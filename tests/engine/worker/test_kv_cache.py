@@ -36,6 +36,24 @@ def test_copies_reach_every_layer_and_read_before_they_write() -> None:
             assert tensor.flatten().tolist() == [0, 1, 0, 1, 2, 3, 6, 7, 8, 9]
 
 
+def test_a_cache_in_e4m3_takes_a_byte_a_number_and_moves_bits() -> None:
+    layout = KVCacheLayout(3, 1, 2, 2, torch.float8_e4m3fn)
+    assert layout.bytes_per_block == 2 * 1 * 2 * 2
+    scale = torch.ones(1)
+    cache = KVCache(layout, 1, CPU, num_host_blocks=2, scales=[(scale, scale * 2)])
+    (layer,) = cache.layers
+    assert (layer.key_scale, layer.value_scale) == (scale, scale * 2)
+    bits = [tensor.view(torch.uint8) for tensor in (layer.key, layer.value)]
+    for tensor in bits:
+        # A NaN among them.
+        tensor.copy_(torch.arange(112, 128, dtype=torch.uint8).view(4, 1, 2, 2))
+    cache.swap_out(((1, 0),))
+    cache.copy_blocks(((2, 1), (0, 2)))
+    cache.swap_in(((0, 0),))
+    for tensor in bits:
+        assert tensor.flatten(1)[:, 0].tolist() == [116, 120, 112, 124]
+
+
 def test_memory_that_cannot_be_had_names_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> np.ndarray:
         raise MemoryError

@@ -14,6 +14,7 @@ from octavo.engine.core.errors import ConfigurationError
 from octavo.engine.core.limits import HostMemory
 from octavo.engine.worker import memory
 from octavo.engine.worker.memory import CacheDemand, CacheSize, StepLimits, size_cache
+from octavo.kernels import ops
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")
@@ -72,6 +73,17 @@ def test_device_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert memory.resolve_device("auto") == CPU
     with pytest.raises(ConfigurationError, match="--device cpu"):
         memory.resolve_device("cuda")
+
+
+def test_f17_a_cache_in_fp8_needs_a_gpu_that_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    fp8, auto = (CacheConfig(kv_cache_dtype=name) for name in ("fp8", "auto"))
+    assert memory.resolve_cache_dtype(auto, torch.bfloat16, CPU) == torch.bfloat16
+    for device, reads in ((CPU, True), (CUDA, False)):
+        monkeypatch.setattr(ops, "_gpu_reads_fp8", lambda _, reads=reads: reads)
+        with pytest.raises(ConfigurationError, match=r"--kv-cache-dtype fp8 .* use .* auto"):
+            memory.resolve_cache_dtype(fp8, torch.bfloat16, device)
+    monkeypatch.setattr(ops, "_gpu_reads_fp8", lambda _: True)
+    assert memory.resolve_cache_dtype(fp8, torch.bfloat16, CUDA) == torch.float8_e4m3fn
 
 
 @pytest.mark.parametrize(

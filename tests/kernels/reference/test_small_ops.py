@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from octavo.kernels import ops, reference
+from octavo.kernels.cache_args import PagedCache
+from octavo.kernels.rotary_args import Rotation
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -124,3 +126,47 @@ def test_copy_blocks_reads_before_it_writes() -> None:
     reference.copy_blocks(key_cache, value_cache, torch.tensor([0, 1]), torch.tensor([1, 3]))
     for cache, old in zip((key_cache, value_cache), before, strict=True):
         assert torch.equal(cache, old[[0, 0, 2, 1]])
+
+
+def test_an_e4m3_cache_holds_the_nearest_number_times_the_scale() -> None:
+    patterns = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    numbers = patterns[patterns.isfinite()].double()
+    k, v = 9 * randn(5, 2, 4), 9 * randn(5, 2, 4).flip(0)
+    v[3, 1, 2] = 5000.0  # beyond 448 * 4
+    scales = torch.tensor([0.25, 4.0])
+    tensors = (torch.zeros(3, 2, 2, 4, dtype=torch.float8_e4m3fn) for _ in "kv")
+    cache = PagedCache(*tensors, scales, scales)
+    rotation = Rotation(torch.zeros(5, dtype=torch.int64), torch.tensor([[1.0, 1.0, 0.0, 0.0]]))
+    slots = torch.tensor([5, 0, -1, 3, 2])
+    ops.rotate_and_cache(k, k, v, None, rotation, cache, slots)
+    for tensor, given in ((cache.key, k), (cache.value, v)):
+        wanted = given.double() / scales.double()[:, None]
+        nearest = numbers[(wanted[..., None] - numbers).abs().argmin(-1)]
+        stored = tensor.double().transpose(1, 2).flatten(0, 1)
+        kept = slots >= 0
+        assert torch.equal(stored[slots[kept]], nearest[kept])
+        assert not stored[[1, 4]].any()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_bounds_of_outputs_are_reached_and_not_passed(bias: bool) -> None:
+    weight, factors = randn(5, 12), randn(12)
+    shift = randn(5) if bias else None
+    with ops.reference_only():
+        packed = ops.pack_linear(weight, shift)
+    bounds = ops.output_bounds(packed, factors)
+    worst = (weight * factors).double()
+    worst = worst / worst.norm(dim=1, keepdim=True) * 12**0.5
+    sign = 1.0 if shift is None else torch.sign(shift.double())[:, None]
+    outputs = torch.nn.functional.linear(
+        sign * worst * factors, weight.double(), None if shift is None else shift.double()
+    )
+    torch.testing.assert_close(outputs.diagonal().abs(), bounds.double(), atol=0, rtol=1e-6)
+    assert (outputs.abs() <= bounds * (1 + 1e-6)).all()
+
+
+def test_weights_packed_for_the_cpu_have_no_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops, "_backend", lambda x: ops.cpu)
+    monkeypatch.setattr(ops.cpu, "pack_linear", lambda weight, bias: "tiles")
+    with pytest.raises(ValueError, match="packed for the CPU"):
+        ops.output_bounds(ops.pack_linear(randn(2, 3)), randn(3))
