@@ -66,8 +66,8 @@ class Tokenizer:
             tokenizer = _load(path)
         except Exception as error:  # the tokenizers library raises bare Exception for a bad file
             raise CheckpointError(
-                f"{path}: no usable tokenizer ({_first_line(error)}); the directory needs a sound "
-                "tokenizer.json and tokenizer_config.json, or name another one with --tokenizer"
+                f"{_find_fault(path, error)}; download it again, or name another tokenizer with "
+                "--tokenizer"
             ) from error
         if not tokenizer.is_fast:
             raise CheckpointError(
@@ -187,6 +187,24 @@ def _chat_template(path: Path, template: ChatTemplates) -> ChatTemplates:
         value = json.loads(legacy.read_text(encoding="utf-8")).get("chat_template")
         return value if isinstance(value, str) else None
     return template
+
+
+def _find_fault(path: Path, error: Exception) -> str:
+    """Return which file of the tokenizer in `path` is at fault, and what its fault is."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        file = path / name
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            if name == "tokenizer.json":
+                return f"{path}: no tokenizer.json in this directory ({_first_line(error)})"
+            continue
+        except (OSError, ValueError, RecursionError) as fault:
+            return f"{file}: not readable as JSON ({_first_line(fault)})"
+        if not isinstance(content, dict):
+            return f"{file}: must hold a JSON object"
+    reason = f"the key {error} is missing" if isinstance(error, KeyError) else _first_line(error)
+    return f"{path / 'tokenizer.json'}: no usable tokenizer ({reason})"
 
 
 def _first_line(error: Exception) -> str:

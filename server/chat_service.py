@@ -1,6 +1,6 @@
 """From a chat request to the engine, and from the engine's outputs to the answer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -246,6 +246,25 @@ def _finish(state: _ChunkState, output: ChoiceOutput) -> bytes:
     )
 
 
+class _Layers(NamedTuple):
+    """Variables of the template; later layers win."""
+
+    defaults: Mapping[str, Any]
+    of_fields: Mapping[str, Any]
+    of_client: Mapping[str, Any]
+
+    def merged(self) -> dict[str, Any]:
+        return {**self.defaults, **self.of_fields, **self.of_client}
+
+    def without_each_field(self) -> Iterator[tuple[str, "_Layers"]]:
+        """Give each field that set variables, with what is left without it."""
+        if self.of_client:
+            yield "chat_template_kwargs", self._replace(of_client={})
+        for name in self.of_fields:
+            others = {key: value for key, value in self.of_fields.items() if key != name}
+            yield name, self._replace(of_fields=others)
+
+
 class EncodedMessages(NamedTuple):
     """A conversation as ids and as text, and the variables that its template was given."""
 
@@ -285,18 +304,39 @@ class ChatService:
                 f"The context holds at most {limit} tokens, fewer than there are messages",
                 "messages",
             )
-        kwargs = dict(self._builder.config.default_chat_template_kwargs or {})
-        kwargs |= (template_kwargs or {}) | (prompt.chat_template_kwargs or {})
-        text = self._template(prompt.chat_template).render(
-            [dict(message) for message in prompt.messages],
-            add_generation_prompt=prompt.add_generation_prompt,
-            continue_final_message=prompt.continue_final_message,
-            kwargs=kwargs,
+        layers = _Layers(
+            self._builder.config.default_chat_template_kwargs or {},
+            template_kwargs or {},
+            prompt.chat_template_kwargs or {},
         )
+        text = self._render(prompt, layers)
         token_ids = self._builder.encoder.encode(text, prompt.add_special_tokens, "messages")
         if not token_ids:
             raise InvalidRequestError("The chat template made an empty prompt", "messages")
-        return EncodedMessages(token_ids, text, kwargs)
+        return EncodedMessages(token_ids, text, layers.merged())
+
+    def _render(self, prompt: ChatPrompt, layers: "_Layers") -> str:
+        """Render; when it fails only with the variables of a field, that field is to blame."""
+        template = self._template(prompt.chat_template)
+
+        def render(variables: Mapping[str, Any]) -> str:
+            return template.render(
+                [dict(message) for message in prompt.messages],
+                add_generation_prompt=prompt.add_generation_prompt,
+                continue_final_message=prompt.continue_final_message,
+                kwargs=variables,
+            )
+
+        try:
+            return render(layers.merged())
+        except InvalidRequestError as error:
+            if error.param != "messages":
+                raise
+            for param, rest in layers.without_each_field():
+                if _succeeds(render, rest.merged()):
+                    text = f"With this `{param}` the chat template fails: {error}"
+                    raise InvalidRequestError(text, param) from error
+            raise
 
     def reasoning_after(self, prompt: ChatPrompt, encoded: EncodedMessages) -> Reasoning | None:
         """Return how the answer's reasoning begins; None without a parser."""
@@ -349,6 +389,14 @@ class ChatService:
             # The text then begins with that message, which has its own opening tag.
             reasoning = replace(reasoning, phase=Phase.UNDECIDED)
         return ChatJob(body, head, request, style, reasoning)
+
+
+def _succeeds(render: Callable[[Mapping[str, Any]], str], kwargs: Mapping[str, Any]) -> bool:
+    try:
+        render(kwargs)
+    except InvalidRequestError:
+        return False
+    return True
 
 
 def _message_text(message: Any) -> str:  # noqa: ANN401 - any of the message types

@@ -101,8 +101,10 @@ class ResponsesService:
                 prompt, None if effort is None else {"reasoning_effort": effort}
             )
         except (InvalidRequestError, ContextLengthError) as error:
-            param = "input" if error.param == "messages" else error.param
-            raise type(error)(error.message, param) from None
+            names = {"messages": "input", "reasoning_effort": "reasoning"}
+            param = names.get(error.param or "", error.param)
+            message = error.message.replace("`reasoning_effort`", "`reasoning`")
+            raise type(error)(message, param) from None
 
 
 def _echoed(body: ResponsesRequest, params: SamplingParams) -> JsonDict:

@@ -13,7 +13,8 @@ from octavo.engine.core.errors import ConfigurationError
 from octavo.engine.engine_loop import EngineLoop
 from octavo.engine.executor.profiled import ProfiledExecutor
 from octavo.engine.llm_engine import LLMEngine
-from octavo.engine.loader import resolve_checkpoint
+from octavo.engine.loader import Checkpoint, EncoderCheckpoint, resolve_checkpoint
+from octavo.engine.loader.files import is_temporary
 from octavo.engine.tokenizer import ChatTemplates, Tokenizer
 from octavo.server.async_engine import EngineThread, OnFatal, OnStep
 from octavo.server.chat_template import ChatTemplate
@@ -22,6 +23,9 @@ from octavo.server.reasoning.formats import FORMATS
 from octavo.server.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
+
+_TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
+"""Files of a model that may hold its chat template, the one that counts first."""
 
 
 def load_engine(
@@ -36,11 +40,7 @@ def load_engine(
     tokenizer = Tokenizer.from_directory(
         checkpoint.tokenizer_dir, visible=_reasoning_tags(server_config)
     )
-    template = ChatTemplate(
-        _chat_templates(server_config.chat_template, tokenizer.chat_template),
-        tokenizer,
-        server_config.chat_template_content_format,
-    )
+    template = _chat_template(server_config, tokenizer, checkpoint)
     # Anyone may ask for the progress: it tells no paths of this machine.
     report(f"loading the weights of {Path(checkpoint.name).name} and warming up")
     executor = make_executor(engine_config, checkpoint)
@@ -85,6 +85,28 @@ def _reasoning_tags(config: ServerConfig) -> tuple[str, ...]:
         return ()
     form = FORMATS[config.reasoning_parser]
     return form.opening, form.closing
+
+
+def _chat_template(
+    config: ServerConfig, tokenizer: Tokenizer, checkpoint: Checkpoint | EncoderCheckpoint
+) -> ChatTemplate:
+    templates = _chat_templates(config.chat_template, tokenizer.chat_template)
+    try:
+        return ChatTemplate(templates, tokenizer, config.chat_template_content_format)
+    except ConfigurationError as error:
+        source = _template_source(config.chat_template, checkpoint)
+        raise ConfigurationError(f"{source}: {error}") from error
+
+
+def _template_source(given: str | None, checkpoint: Checkpoint | EncoderCheckpoint) -> str:
+    """Return where a template came from: `--chat-template`, or a file of the model."""
+    if given is not None:
+        return "--chat-template" if "{" in given else f"--chat-template {given}"
+    directory = checkpoint.tokenizer_dir
+    if is_temporary(directory):
+        return checkpoint.name
+    files = (directory / name for name in _TEMPLATE_FILES)
+    return str(next((file for file in files if file.is_file()), directory))
 
 
 def _chat_templates(given: str | None, own: ChatTemplates) -> ChatTemplates:

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from octavo.config.load import LoadConfig
-from octavo.config.model import ModelConfig, model_config_from_hf
+from octavo.config.model import SUPPORTED_MODEL_TYPES, ModelConfig, model_config_from_hf
 from octavo.engine.core.errors import CheckpointError
 from octavo.engine.core.pooling import Pooling
 from octavo.engine.loader.checkpoint import Checkpoint
-from octavo.engine.loader.embedding import read_embedding_spec
+from octavo.engine.loader.embedding import ENCODER_TYPES, read_embedding_spec
 from octavo.engine.loader.files import read_json
 from octavo.engine.loader.safetensors import find_weights
 
@@ -63,6 +63,13 @@ def _read_model_config(path: Path, config: Mapping[str, Any]) -> ModelConfig:
         )
     if config.get("is_causal") is False or config.get("use_bidirectional_attention"):
         raise CheckpointError(f"{path}: attention to later tokens is not supported")
+    model_type = config.get("model_type")
+    if model_type not in SUPPORTED_MODEL_TYPES:
+        decoders, encoders = ", ".join(SUPPORTED_MODEL_TYPES), ", ".join(sorted(ENCODER_TYPES))
+        raise CheckpointError(
+            f"{path}: model_type {model_type!r} is not supported; supported are {decoders}, "
+            f"and for embeddings {encoders}"
+        )
     try:
         return model_config_from_hf(config)
     except ValueError as error:

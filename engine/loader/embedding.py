@@ -14,7 +14,8 @@ from octavo.engine.loader.safetensors import find_weights
 
 # Families whose first position stands behind the padding token's id.
 _OFFSET_TYPES = frozenset({"camembert", "mpnet", "roberta", "xlm-roberta"})
-_ENCODER_TYPES = _OFFSET_TYPES | {"albert", "bert", "distilbert", "electra", "modernbert"}
+ENCODER_TYPES = _OFFSET_TYPES | {"albert", "bert", "distilbert", "electra", "modernbert"}
+"""Values of `model_type` of encoders, which make embeddings only."""
 
 _MODULES = frozenset({"Transformer", "Pooling", "Normalize"})
 _POOLINGS = {
@@ -26,7 +27,7 @@ _POOLINGS = {
 
 def is_encoder(directory: Path) -> bool:
     """True for an encoder of the BERT family. Raises CheckpointError."""
-    return read_json(directory / "config.json").get("model_type") in _ENCODER_TYPES
+    return read_json(directory / "config.json").get("model_type") in ENCODER_TYPES
 
 
 def read_encoder(

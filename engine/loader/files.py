@@ -60,6 +60,11 @@ def make_temporary_dir() -> Path:
     return path
 
 
+def is_temporary(directory: Path) -> bool:
+    """True for what `make_temporary_dir` made, which tells users nothing."""
+    return directory in _temporary_dirs
+
+
 @atexit.register
 def remove_temporary_dirs() -> None:
     """Remove them now; for a process that ends without the interpreter's own clean-up."""

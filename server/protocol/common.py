@@ -21,12 +21,15 @@ from octavo.server.protocol.unsupported import HINTS, NeutralValues
 
 INT64_MAX = 2**63 - 1
 MAX_BAD_WORDS = 128
+MAX_METADATA = 16
+MAX_METADATA_NAME = 64
+MAX_METADATA_TEXT = 512
 
 _MAX_ID_DIGITS = 10
 
 WITHOUT_EFFECT = frozenset(
     {
-        *("metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
+        *("store", "service_tier", "safety_identifier", "prompt_cache_key"),
         *("prompt_cache_retention", "prompt_cache_options", "prediction", "verbosity"),
         "moderation",
     }
@@ -63,6 +66,17 @@ def _parse_logit_bias(value: object) -> dict[int, float]:
     return biases
 
 
+def _parse_metadata(value: object) -> dict[str, str]:
+    if not isinstance(value, dict) or len(value) > MAX_METADATA:
+        raise invalid(f"must be an object of at most {MAX_METADATA} texts")
+    for name, text in value.items():
+        if len(name) > MAX_METADATA_NAME:
+            raise invalid(f"must have names of at most {MAX_METADATA_NAME} characters")
+        if not isinstance(text, str) or len(text) > MAX_METADATA_TEXT:
+            raise invalid(f"must have texts of at most {MAX_METADATA_TEXT} characters as values")
+    return value
+
+
 StopStrings = Annotated[
     list[str],
     BeforeValidator(_parse_stop),
@@ -94,6 +108,18 @@ TokenId = Annotated[int, Field(ge=0)]
 # A named alias, since the marker inside cannot be hashed as a member of a union.
 TokenIds = TypeAliasType("TokenIds", Annotated[list[TokenId], FailFast()])
 NonEmptyText = Annotated[str, Field(min_length=1)]
+Metadata = Annotated[
+    dict[str, str],
+    BeforeValidator(_parse_metadata),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "maxProperties": MAX_METADATA,
+            "propertyNames": {"maxLength": MAX_METADATA_NAME},
+            "additionalProperties": {"type": "string", "maxLength": MAX_METADATA_TEXT},
+        }
+    ),
+]
 
 
 class RequestBody(BaseModel):
@@ -136,6 +162,9 @@ class GenerationBody(RequestBody):
         default=None, description="Only together with `stream: true`."
     )
     user: str | None = Field(default=None, description="Accepted without effect.")
+    metadata: Metadata | None = Field(
+        default=None, description="Up to 16 texts by name; accepted without effect."
+    )
 
     temperature: float | None = Field(
         default=None, ge=0, le=2, description="0 is greedy. Default: the model's own, else 1."

@@ -1,13 +1,13 @@
 """Bodies of /v1/responses."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from octavo.engine.core.errors import InvalidRequestError, UnsupportedParameterError
 from octavo.server.protocol.chat import PositiveInt, ReasoningEffort
-from octavo.server.protocol.common import GenerationBody, JsonObject
+from octavo.server.protocol.common import GenerationBody, JsonObject, Metadata
 from octavo.server.protocol.response_items import ResponseInput
 from octavo.server.protocol.unsupported import RESPONSES, RESPONSES_HINTS, NeutralValues
 
@@ -75,8 +75,8 @@ class ResponsesRequest(GenerationBody):
     tool_choice: Any | None = Field(default=None, description="Only together with `tools`.")
     parallel_tool_calls: bool = Field(default=True, description="Has no effect without tools.")
     store: bool = Field(default=False, description="Accepted without effect: nothing is kept.")
-    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = Field(
-        default=None, description="Comes back with the answer."
+    metadata: Metadata | None = Field(
+        default=None, description="Up to 16 texts by name, which come back with the answer."
     )
     chat_template_kwargs: JsonObject | None = Field(
         default=None, description="Extra variables for the template."

@@ -23,7 +23,11 @@ router = APIRouter(tags=["tokens"])
 
 
 def _kind_of(body: Mapping[str, Any]) -> type[TokenizeTextRequest | TokenizeChatRequest]:
-    return TokenizeTextRequest if body.get("messages") is None else TokenizeChatRequest
+    has_prompt, has_messages = (body.get(name) is not None for name in ("prompt", "messages"))
+    if has_prompt == has_messages:
+        text = "exclude each other; give one of them" if has_prompt else "are missing; give one"
+        raise InvalidRequestError(f"`prompt` and `messages` {text}", "prompt")
+    return TokenizeTextRequest if has_prompt else TokenizeChatRequest
 
 
 @router.post(

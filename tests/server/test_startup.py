@@ -61,6 +61,29 @@ def test_the_names_of_templates_are_told(named_templates: Path) -> None:
         load(named_templates, chat_template="other")
 
 
+BROKEN = "{% for message in messages %}"
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "tokenizer_config.json", None])
+def test_a_broken_template_names_its_file(
+    markov_dir: MakeMarkov, tmp_path: Path, name: str | None
+) -> None:
+    path = markov_dir()
+    file = tmp_path / "other.jinja" if name is None else path / name
+    content = BROKEN
+    if name == "tokenizer_config.json":
+        content = json.dumps(json.loads(file.read_text()) | {"chat_template": BROKEN})
+    file.write_text(content)
+    with pytest.raises(ConfigurationError, match=r"not valid Jinja.*--chat-template") as caught:
+        load(path, chat_template=str(file) if name is None else None)
+    assert str(file) in str(caught.value)
+
+
+def test_a_broken_template_given_as_text_is_told(markov_dir: MakeMarkov) -> None:
+    with pytest.raises(ConfigurationError, match=r"^--chat-template: .*not valid Jinja"):
+        load(markov_dir(), chat_template=BROKEN)
+
+
 def test_the_tags_of_the_reasoning_are_text(named_templates: Path) -> None:
     tokenizer = named_templates / "tokenizer.json"
     content = json.loads(tokenizer.read_text())

@@ -192,7 +192,7 @@ def test_damaged_config(markov, content):
 
 def test_unsupported_architecture_lists_what_is_supported(markov):
     edit_json(markov / "config.json", model_type="mamba")
-    with pytest.raises(CheckpointError, match=r"config\.json.*mamba.*llama"):
+    with pytest.raises(CheckpointError, match=r"config\.json.*mamba.*llama.*embeddings.* bert"):
         resolve(markov)
 
 

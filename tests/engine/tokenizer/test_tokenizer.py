@@ -108,14 +108,26 @@ def test_chat_template_jinja_file(tmp_path):
     assert Tokenizer.from_directory(path).chat_template == "{{ 2 }}"
 
 
-@pytest.mark.parametrize("content", [None, "{", "{}"])
-def test_missing_or_damaged_tokenizer(tmp_path, content):
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("tokenizer.json", None, "no tokenizer.json in this directory"),
+        ("tokenizer.json", "{", "tokenizer.json: not readable as JSON"),
+        ("tokenizer.json", "[]", "tokenizer.json: must hold a JSON object"),
+        ("tokenizer.json", "{}", "tokenizer.json: no usable tokenizer .*is missing"),
+        ("tokenizer.json", '{"added_tokens": []}', "tokenizer.json: no usable tokenizer"),
+        ("tokenizer_config.json", "{", "tokenizer_config.json: not readable as JSON"),
+        ("tokenizer_config.json", "[]", "tokenizer_config.json: must hold a JSON object"),
+    ],
+)
+def test_a_missing_or_damaged_file_is_named(tmp_path, name, content, told):
     path = make_markov_checkpoint(tmp_path)
-    (path / "tokenizer.json").unlink()
+    (path / name).unlink()
     if content is not None:
-        (path / "tokenizer.json").write_text(content)
-    with pytest.raises(CheckpointError, match=r"no usable tokenizer.*--tokenizer"):
+        (path / name).write_text(content)
+    with pytest.raises(CheckpointError, match=f"{told}.*--tokenizer") as caught:
         Tokenizer.from_directory(path)
+    assert str(path) in str(caught.value)
 
 
 def test_missing_directory(tmp_path):
