@@ -11,6 +11,7 @@ import httpx
 import pytest
 from whole_server import CHAT, COMPLETIONS, WholeServer, whole_server
 
+from octavo.config.server import ServerConfig
 from octavo.server.auth import OPEN_PATHS
 
 KEY = {"Authorization": "Bearer k"}
@@ -152,6 +153,7 @@ async def test_100_megabytes_are_refused_while_they_are_read(
         attacker = Attacker(server)
         error = await attacker.refuse(path, body(), 413)
         assert error["code"] == "request_too_large"
+        assert sent <= ServerConfig().max_body_size + 2**20
         await attacker.check_alive()
 
 

@@ -4,6 +4,7 @@ import json
 import re
 import socket
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from octavo_fixtures import random_table
 from octavo_serving import TableSettings, served_on_socket
 
-from octavo.config.server import ServerConfig
+from octavo.config.server import MIB, ServerConfig
 from octavo.server import streaming
 
 COMPLETIONS = "/v1/completions"
@@ -209,6 +210,34 @@ def test_what_is_no_http_gets_an_error_of_the_same_form(
         None,
     )
     assert httpx.get(f"{slow_server}/health").status_code == 200
+
+
+@pytest.mark.parametrize("declared", [False, True])
+def test_of_100_megabytes_no_more_is_kept_than_the_limit(slow_server: str, declared: bool) -> None:
+    size = 100 * MIB
+    piece = b" " * MIB
+    framing = b"Content-Length: %d" % size if declared else b"Transfer-Encoding: chunked"
+    part = piece if declared else b"%x\r\n%b\r\n" % (MIB, piece)
+    host, port = slow_server.removeprefix("http://").split(":")
+    tracemalloc.start()
+    try:
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall(POST + framing + b"\r\n\r\n")
+            for _ in range(100):
+                connection.sendall(part)
+            if not declared:
+                connection.sendall(b"0\r\n\r\n")
+            answer = b""
+            while not answer.endswith(b"}}"):
+                answer += connection.recv(65536)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b'"code":"request_too_large"' in answer
+    most = 0 if declared else ServerConfig().max_body_size
+    assert peak < most + 16 * MIB
+    assert httpx.post(slow_server + COMPLETIONS, json=SHORT).status_code == 200
 
 
 @pytest.mark.parametrize("pause", [False, True])
