@@ -218,6 +218,7 @@ def _search_params(body: GenerationBody) -> dict[str, Any]:
     return {
         "use_beam_search": True,
         "length_penalty": body.length_penalty,
+        "early_stopping": body.early_stopping,
         "repetition_penalty": body.repetition_penalty,
     }
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from octavo.engine.core.errors import InvalidRequestError
 from octavo.engine.core.pooling import Pooling
@@ -11,6 +12,8 @@ MAX_CHOICES = 128
 MAX_STOP_STRINGS = 64
 # Beyond it a power of the length leaves the range of floating point.
 MAX_LENGTH_PENALTY = 20.0
+
+EarlyStopping = bool | Literal["never"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +27,9 @@ class SamplingParams:
     an embedding of the prompt instead of tokens; `max_tokens` is 0 then.
     `use_beam_search` asks for the `n` best texts of a search with `best_of` or `n` beams; a text's
     score is the sum of its log-probabilities / length ** `length_penalty`. Nothing is drawn then.
+    `early_stopping` says when a search with as many finished texts as beams is over: at once
+    (True), when the best beam would not enter them if it ended now (False), or when it could not
+    at any length ("never").
     """
 
     max_tokens: int
@@ -52,6 +58,7 @@ class SamplingParams:
     pooling: Pooling | None = None
     use_beam_search: bool = False
     length_penalty: float = 1.0
+    early_stopping: EarlyStopping = False
 
     def __post_init__(self) -> None:
         _check_range("max_tokens", self.max_tokens, 0, None)
@@ -76,6 +83,10 @@ class SamplingParams:
         if "" in self.stop:
             raise InvalidRequestError("stop must not hold an empty string", "stop")
         _check_range("length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
+        if self.early_stopping not in (False, True, "never"):
+            raise InvalidRequestError(
+                'early_stopping must be false, true or "never"', "early_stopping"
+            )
         if self.use_beam_search:
             self._check_beam_search()
 

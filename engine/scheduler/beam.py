@@ -1,15 +1,16 @@
 """Beam search over one request: which continuations survive, which texts are finished.
 
-The rule is that of transformers' `generate(num_beams=W, early_stopping=False)`. After each step
-all continuations of all W beams are ranked by the sum of their log-probabilities. Of the best
-(1 + number of end ids) x W, at least 2 x W, so that W beams go on whatever ends:
+The rule is that of transformers' `generate(num_beams=W)`. After each step all continuations of all
+W beams are ranked by the sum of their log-probabilities. Of the best (1 + number of end ids) x W,
+at least 2 x W, so that W beams go on whatever ends:
 
 - those that do not end go on, the best W of them;
 - those that end become finished texts if they rank among the best W, with the score
   sum of log-probabilities / length ** length_penalty; the best W finished texts are kept.
 
-The search is over when no beam is left, or when W texts are finished and the best beam, if it ended
-now, would not beat the worst of them.
+The search is over when no beam is left, or when W texts are finished and `early_stopping` allows:
+True at once; False when the best beam, if it ended now, would not beat the worst of them; "never"
+when it would not at any length, so that only a text that cannot be found any more is given up.
 """
 
 from collections.abc import Sequence as SequenceOf
@@ -119,9 +120,17 @@ class BeamSearch:
     def _is_over(self, survivors: SequenceOf[Survivor]) -> bool:
         if not survivors or len(self._finished) < self.width:
             return not survivors
-        sequence = survivors[0].parent.sequence
-        best = self._score(survivors[0].logprob, sequence.num_output_tokens + 1)
-        return best <= self._finished[-1].score
+        best = self._score(survivors[0].logprob, self._likely_length(survivors[0]))
+        return self._params.early_stopping is True or best <= self._finished[-1].score
+
+    def _likely_length(self, survivor: Survivor) -> int:
+        """The length with which a survivor is compared with finished texts.
+
+        Its sum only falls, and a penalty above 0 favours long texts: the longest is the bound then.
+        """
+        if self._params.early_stopping == "never" and self._params.length_penalty > 0:
+            return self._params.max_tokens
+        return survivor.parent.sequence.num_output_tokens + 1
 
     def _score(self, logprob: float, length: int) -> float:
         return float(logprob / length**self._params.length_penalty)

@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
 from octavo.engine.core.errors import InvalidRequestError
-from octavo.engine.core.sampling_params import MAX_CHOICES, MAX_STOP_STRINGS
+from octavo.engine.core.sampling_params import MAX_CHOICES, MAX_STOP_STRINGS, EarlyStopping
 from octavo.server.protocol.unsupported import HINTS, NeutralValues
 
 INT64_MAX = 2**63 - 1
@@ -208,6 +208,12 @@ class GenerationBody(RequestBody):
     length_penalty: float = Field(
         default=1,
         description="A beam's score is the sum of its logprobs / length ** length_penalty.",
+    )
+    early_stopping: EarlyStopping = Field(
+        default=False,
+        description="When a beam search that has found as many texts as it has beams ends: at once "
+        "(true), when the best beam would be no better if it ended now (false), or could be no "
+        'better at any length ("never").',
     )
     logit_bias: LogitBias | None = Field(
         default=None, description="Added to the logits, by token id.", examples=[{"42": -100}]

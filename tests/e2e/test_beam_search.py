@@ -111,11 +111,26 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"frequency_penalty": -0.5}, "frequency_penalty"),
     ({"repetition_penalty": 1.1}, "repetition_penalty"),
     ({"length_penalty": 1e6}, "length_penalty"),
+    ({"early_stopping": "always"}, "early_stopping"),
     ({"n": 33}, "n"),
     ({"n": 8, "max_tokens": 100}, "max_tokens"),
     ({"n": 3, "allowed_token_ids": [65]}, "allowed_token_ids"),
     ({"n": 4, "allowed_token_ids": [65, EOS_ID], "max_tokens": 2}, "allowed_token_ids"),
 ]
+
+
+async def test_early_stopping_takes_the_first_texts_that_end(
+    markov_dir: Callable[..., Path],
+) -> None:
+    table = np.full((VOCAB_SIZE, VOCAB_SIZE), -50, np.float32)
+    # The likelier id ends the text, but the mean of a long one is better.
+    table[97, [EOS_ID, 66]] = np.log([0.6, 0.4])
+    table[66, 66] = 0
+    async with whole_server(markov_dir(table=table)) as server:
+        fields = {"prompt": [97], "n": 1, "max_tokens": 4, "use_beam_search": True}
+        first = await server.texts(**fields, early_stopping=True)
+        patient = await server.texts(**fields, early_stopping="never")
+    assert (first, patient) == ([""], ["BBBB"])
 
 
 async def test_searches_that_cannot_be_are_refused_at_the_door(random_llama_dir: Path) -> None:

@@ -81,6 +81,27 @@ def test_beams_and_scores_equal_transformers(
         check(engine, name, texts, (eos,))
 
 
+@pytest.mark.parametrize(
+    ("seed", "eos", "length_penalty", "num_different"),
+    [(8, RARE_EOS, -1.0, 1), (8, RARE_EOS, 1.0, 3), (6, EOS, 1.0, 2), (6, EOS, 2.5, 2)],
+)
+def test_searches_stop_as_early_as_those_of_transformers(
+    pair: Pair, seed: int, eos: int, length_penalty: float, num_different: int
+) -> None:
+    ids, texts = prompt(7, seed), set()
+    engine = ModelEngine(pair.ours, num_blocks=128, max_num_seqs=12, eos_token_ids=(eos,))
+    options = {"max_tokens": 24, "use_beam_search": True, "length_penalty": length_penalty}
+    for early_stopping in (True, False, "never"):
+        engine.add(str(early_stopping), ids, n=3, early_stopping=early_stopping, **options)
+    engine.run()
+    for early_stopping in (True, False, "never"):
+        theirs = {"length_penalty": length_penalty, "early_stopping": early_stopping}
+        wanted = expected(pair, ids, (eos,), 3, 3, max_new_tokens=24, **theirs)
+        check(engine, str(early_stopping), wanted, (eos,))
+        texts.add(str(wanted))
+    assert len(texts) == num_different, "the case does not tell the rules apart"
+
+
 def test_several_end_tokens_and_a_least_length(pair: Pair) -> None:
     eos, ids = (EOS, 11, 30), prompt(9, 7)
     engine = ModelEngine(pair.ours, eos_token_ids=eos[:2])

@@ -68,6 +68,7 @@ SEARCHED = st.fixed_dictionaries(
         "n": st.integers(1, 2),
         "best_of": st.integers(2, 4),
         "length_penalty": st.sampled_from([0.0, 1.0, 2.0]),
+        "early_stopping": st.sampled_from([False, False, True, "never"]),
     }
 )
 AROUND = st.fixed_dictionaries(

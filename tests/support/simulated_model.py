@@ -78,13 +78,16 @@ def solo_beams(
         ]
         live = [item for item, end in zip(grown, ends, strict=True) if not end][:width]
         penalty = length**params.length_penalty
+        longest = params.max_tokens if params.early_stopping == "never" else length
+        bound = max(penalty, longest**params.length_penalty)
         done += [
             (total / penalty, text)
             for (total, text), end in zip(grown[:width], ends, strict=False)
             if end
         ]
         done = sorted(done, key=lambda item: -item[0])[:width]
-        if not live or (len(done) == width and live[0][0] / penalty <= done[-1][0]):
+        over = len(done) == width and live and live[0][0] / bound <= done[-1][0]
+        if not live or over or (len(done) == width and params.early_stopping is True):
             return [(text, score) for score, text in done[: params.n]]
 
 
