@@ -37,10 +37,12 @@ class Cutoff:
 class TokenCounts:
     """Which tokens each row of logits has seen. R rows, V ids, W = ceil(V / 32).
 
-    prompt_bits  int32 [R, W]   bit i of word w stands for id 32 * w + i
-    outputs      int32 [R, V]   how often each id was generated
+    rows         int64 [R]      where in the tables, of any length P, each row of logits looks
+    prompt_bits  int32 [P, W]   bit i of word w stands for id 32 * w + i
+    outputs      int32 [P, V]   how often each id was generated
     """
 
+    rows: Tensor
     prompt_bits: Tensor
     outputs: Tensor
 

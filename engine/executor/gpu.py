@@ -45,7 +45,8 @@ class GpuStart:
         runner = make_runner(num_seqs * (tokens_each // self.block_size + 1))
         small_cache = memory.allocated() - weights
         warm_up(runner, num_seqs, tokens_each)
-        activations = memory.peak() - weights - small_cache
+        # The rows came with the small cache, and come again with the real one.
+        activations = memory.peak() - weights - small_cache + runner.row_bytes
         graphs = self._measure_graphs(runner)
         del runner
         gc.collect()

@@ -35,22 +35,31 @@ class LogitAdjustments:
 
     def applies(self, num_output_tokens: int) -> bool:
         """Whether anything changes after so many generated tokens."""
+        return self.masks(num_output_tokens) or bool(
+            self.repetition_penalty != 1.0 or self.frequency_penalty or self.presence_penalty
+        )
+
+    def masks(self, num_output_tokens: int) -> bool:
+        """Whether anything but penalties changes something after so many generated tokens."""
         return num_output_tokens < self.min_tokens or bool(
-            self.bias_ids.numel()
-            or self.repetition_penalty != 1.0
-            or self.frequency_penalty
-            or self.presence_penalty
-            or self.allowed_ids is not None
-            or self.bad_words
+            self.bias_ids.numel() or self.allowed_ids is not None or self.bad_words
         )
 
     def apply(self, logits: Tensor, prompt: NDArray[np.int32], output: NDArray[np.int32]) -> None:
         """Changes `logits` [V] in place: bias, penalties, masks, in this order."""
-        logits[self.bias_ids] += self.bias
+        self.add_bias(logits)
         if self.repetition_penalty != 1.0:
             self._penalize_repetition(logits, np.concatenate((prompt, output)))
         if self.frequency_penalty or self.presence_penalty:
             self._penalize_output(logits, output)
+        self.mask(logits, output)
+
+    def add_bias(self, logits: Tensor) -> None:
+        """The bias, in place."""
+        logits[self.bias_ids] += self.bias
+
+    def mask(self, logits: Tensor, output: NDArray[np.int32]) -> None:
+        """The masks, in place; without bad words only the length of `output` matters."""
         if self.allowed_ids is not None:
             kept = logits[self.allowed_ids]
             logits.fill_(-torch.inf)

@@ -11,6 +11,7 @@ from octavo.engine.worker.adjustments import LogitAdjustments
 
 # Below it a temperature would divide fp32 logits into infinities and NaN; it acts as this.
 _LOWEST_TEMPERATURE = 1e-6
+_NO_PENALTIES = np.array([[1.0], [0.0], [0.0]])
 
 
 class BatchState:
@@ -25,6 +26,7 @@ class BatchState:
     block_tables     int32 [R, B]  zero past num_blocks  num_blocks         int64 [R]
     temperature      float32 [R]   min_p, top_p float64 [R]   top_k int64 [R], 0 is off
     greedy           bool [R]      filtered bool [R]: min_p, top_k or top_p narrow the draw
+    penalties        float64 [3, R]  repetition, frequency, presence; off for beams
     seeds, choices   int64 [R]     name the random stream
     num_candidates   int64 [R]     continuations wanted for a beam; 0 for what is no beam
     logprobs, prompt_logprobs  int64 [R]  alternatives wanted per token; -1 for nothing
@@ -44,7 +46,7 @@ class BatchState:
         `null_block` is a block outside the pool, for the places of those that it has left.
         """
         self.block_size = block_size
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._window = window
         self._null_block = null_block
         self._rows: dict[int, int] = {}
@@ -62,6 +64,7 @@ class BatchState:
         self.top_p = np.ones(max_num_seqs, np.float64)
         self.greedy = np.zeros(max_num_seqs, np.bool_)
         self.filtered = np.zeros(max_num_seqs, np.bool_)
+        self.penalties = np.tile(_NO_PENALTIES, max_num_seqs)
         self.seeds = np.zeros(max_num_seqs, np.int64)
         self.choices = np.zeros(max_num_seqs, np.int64)
         self.num_candidates = np.zeros(max_num_seqs, np.int64)
@@ -155,6 +158,10 @@ class BatchState:
         ]
         self.token_ids[rows[alive], places[alive]] = token_ids[alive]
 
+    def is_penalized(self, row: int) -> bool:
+        """Whether the sequence in `row` has a penalty."""
+        return bool((self.penalties[:, row : row + 1] != _NO_PENALTIES).any())
+
     def num_output_tokens(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Generated tokens of each of `rows`."""
         return self.num_tokens[rows] - self.num_prompt_tokens[rows]
@@ -165,12 +172,18 @@ class BatchState:
         return self.token_ids[row, :prompt], self.token_ids[row, prompt:known]
 
     def _set_params(self, row: int, params: SamplingParams) -> None:
-        top_k = params.top_k if 0 < params.top_k < self._vocab_size else 0
+        top_k = params.top_k if 0 < params.top_k < self.vocab_size else 0
         self.temperature[row] = max(params.temperature, _LOWEST_TEMPERATURE)
         self.min_p[row] = params.min_p
         self.top_k[row] = top_k
         self.top_p[row] = params.top_p
         self.greedy[row] = params.greedy or params.use_beam_search
         self.filtered[row] = top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+        if params.use_beam_search:
+            self.penalties[:, row : row + 1] = _NO_PENALTIES
+        else:
+            self.penalties[0, row] = params.repetition_penalty
+            self.penalties[1, row] = params.frequency_penalty
+            self.penalties[2, row] = params.presence_penalty
         self.logprobs[row] = -1 if params.logprobs is None else params.logprobs
         self.prompt_logprobs[row] = -1 if params.prompt_logprobs is None else params.prompt_logprobs

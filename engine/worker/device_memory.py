@@ -63,7 +63,7 @@ class MemorySum:
 
     others       other processes, and what the driver keeps for this one
     weights      the model
-    activations  the largest step, beyond weights and cache
+    activations  the largest step, beyond weights and cache, with the rows of all sequences
     graphs       recorded decode steps, with their buffers
     """
 

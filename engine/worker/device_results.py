@@ -25,7 +25,7 @@ from octavo.kernels import ops
 from octavo.kernels.sampling_args import ScoredTokens
 
 Draw = Callable[[StepInputs, Tensor], Tensor]
-History = tuple[int, LogitAdjustments, NDArray[np.int32], NDArray[np.int32]]
+History = tuple[int, LogitAdjustments, NDArray[np.int32]]
 
 
 class DeviceResults:
@@ -84,9 +84,9 @@ class StepResults:
         self._arrays: list[NDArray[Any]] | None = None
 
     @property
-    def adjusts(self) -> bool:
-        """Whether logits change by what has been generated, which the host has to know."""
-        return bool(self._adjusted)
+    def needs_ids(self) -> bool:
+        """Whether masks depend on what has been generated, which the host has to know."""
+        return any(adjustments.bad_words for _, adjustments in self._adjusted)
 
     @property
     def needs_host(self) -> bool:
@@ -94,11 +94,11 @@ class StepResults:
         return bool(self._beams.size or self._scoring.size) or self._pools
 
     def take_histories(self) -> None:
-        """Copies the texts on which adjustments depend; their ids must be known by now."""
+        """Copies the texts on which masks depend; with `needs_ids` they must be known by now."""
         state, rows = self._owner.state, self._draws.rows
         for index, adjustments in self._adjusted:
-            prompt, output = state.prompt_and_output(int(rows[index]))
-            self._histories.append((index, adjustments, prompt.copy(), output.copy()))
+            _, output = state.prompt_and_output(int(rows[index]))
+            self._histories.append((index, adjustments, output.copy()))
 
     def launch(self, draw: Draw | None) -> None:
         """Lets the device draw, and send what comes out; without draws it only says when."""
@@ -159,8 +159,10 @@ class StepResults:
         raw = None
         if self.scored.size:
             raw = logits.index_select(0, inputs.logits_rows[inputs.scored])
-        for index, adjustments, prompt, output in self._histories:
-            adjustments.apply(logits[index], prompt, output)
+        for index, adjustments, output in self._histories:
+            # Penalties between the two change nothing that is masked.
+            adjustments.add_bias(logits[index])
+            adjustments.mask(logits[index], output)
         if self._histories:
             left = finite & logits.amax(-1).isfinite()
         ids = draw(inputs, logits)
@@ -180,7 +182,7 @@ class StepResults:
             for index, row in enumerate(rows.tolist())
             if (adjustments := state.adjustments[row]) is not None
             and not is_beam[index]
-            and adjustments.applies(int(state.num_output_tokens(rows[index : index + 1])[0]))
+            and adjustments.masks(int(state.num_output_tokens(rows[index : index + 1])[0]))
         ]
 
     def _read_hidden(self) -> ModelOutput:

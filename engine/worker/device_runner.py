@@ -52,7 +52,7 @@ class DeviceRunner:
         self._updates = RowUpdates(self._state, self._pooler, limits, stream.device)
         self._packer = StepPacker(self._state)
         width = self._state.block_tables.shape[1]
-        self._rows = DeviceRows(limits.max_num_seqs, width, stream.device)
+        self._rows = DeviceRows(limits.max_num_seqs, width, limits.vocab_size, stream.device)
         self._step = DeviceStep(model, kv_cache, self._rows, limits)
         self._results = DeviceResults(model, self._state, self._pooler, limits, stream)
         self._graphs: DecodeGraphs | None = None
@@ -68,6 +68,11 @@ class DeviceRunner:
     def num_host_blocks(self) -> int:
         """Blocks in host memory."""
         return self._kv_cache.num_host_blocks
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes on the device that the rows take, beside model and cache."""
+        return self._rows.num_bytes
 
     def synchronize(self) -> None:
         """Wait until the device has done all that was asked."""
@@ -108,10 +113,10 @@ class DeviceRunner:
         shape, words = self._packer.pack(step, draws, results.scored, changes, size)
         self._launch_forward(results, (shape, words), step, graph)
         state.num_computed[step.rows] += step.num_tokens
-        if results.adjusts:
+        if results.needs_ids:
             # The device is busy with the forward pass while the ids before are taken in.
             self._settle(self._unsettled)
-            results.take_histories()
+        results.take_histories()
         self._launch_draws(results, draws, graph)
         self._unsettled.append(results)
         return lambda: self._wait(results)
@@ -145,8 +150,7 @@ class DeviceRunner:
 
         def forward() -> None:
             inputs = results.inputs = StepInputs.of(target, shape)
-            if shape.changes:
-                self._rows.change(inputs)
+            self._rows.change(inputs)
             if graphs is None or graph is None:
                 results.hidden, results.logits = self._step.forward(inputs, longest)
             else:

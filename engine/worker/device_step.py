@@ -9,6 +9,7 @@ from octavo.engine.attention.metadata import AttentionMetadata, ForwardBatch
 from octavo.engine.worker.kv_cache import KVCache
 from octavo.engine.worker.language_model import LanguageModel, RunnerLimits
 from octavo.engine.worker.packed_step import StepInputs
+from octavo.engine.worker.token_counts import DeviceCounts
 from octavo.kernels import ops
 from octavo.kernels.sampling_args import SamplingFilters
 from octavo.kernels.seeded_args import SeededDraws
@@ -58,16 +59,29 @@ class Bounds:
 class DeviceRows:
     """What the device remembers of each row between steps; the last row belongs to padding.
 
-    block_tables  int32 [R + 1, B]   last_tokens  int64 [R + 1]: the last id drawn
+    block_tables  int32 [R + 1, B]   last_tokens  int64 [R + 1]: the last id drawn   counts of ids
     """
 
-    def __init__(self, num_rows: int, num_entries: int, device: torch.device) -> None:
+    def __init__(
+        self, num_rows: int, num_entries: int, vocab_size: int, device: torch.device
+    ) -> None:
         self.block_tables = torch.zeros((num_rows + 1, num_entries), dtype=torch.int32).to(device)
         self.last_tokens = torch.zeros(num_rows + 1, dtype=torch.int64).to(device)
+        self.counts = DeviceCounts(num_rows, vocab_size, device)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that they take."""
+        counts = self.counts
+        held = (self.block_tables, self.last_tokens, counts.prompt_bits, counts.outputs)
+        return sum(tensor.nbytes for tensor in held)
 
     def change(self, inputs: StepInputs) -> None:
-        """Writes the changed entries of the block tables."""
-        self.block_tables.view(-1).index_copy_(0, inputs.places, inputs.blocks.int())
+        """Writes what the step changes in the rows: entries of block tables, counts of tokens."""
+        if inputs.places.shape[0]:
+            self.block_tables.view(-1).index_copy_(0, inputs.places, inputs.blocks.int())
+        if inputs.entered.shape[0]:
+            self.counts.enter(inputs.entered, inputs.prompt_bits, inputs.counted, inputs.counts)
 
 
 class DeviceStep:
@@ -129,12 +143,20 @@ class DeviceStep:
         return torch.where(places < num_left[:, None], self._null_block, tables)
 
     def draw(self, inputs: StepInputs, logits: Tensor) -> Tensor:
-        """Draws from `logits` [L, V], which each row remembers: int64 [D]."""
+        """Draws from `logits` [L, V], which each row remembers: int64 [D].
+
+        Penalties are applied here, to `logits` in place: they need no results on the host.
+        """
+        rows = inputs.own_rows
+        penalties = inputs.penalties.float().view(3, -1)
+        self._rows.counts.penalize(logits, rows, penalties)
         temperature = inputs.temperature.float()
         filters = SamplingFilters(temperature, inputs.min_p, inputs.top_k, inputs.top_p)
         cutoff = ops.find_cutoff(logits, inputs.logits_rows, filters)
         draws = SeededDraws(inputs.logits_rows, temperature, inputs.streams)
         # A row of NaN may give anything, which its next step must be able to look up.
         ids = ops.draw_seeded(logits, draws, cutoff).clamp(0, self._vocab_size - 1)
-        self._rows.last_tokens.index_copy_(0, inputs.own_rows, ids[inputs.own_draws])
+        own = ids[inputs.own_draws]
+        self._rows.last_tokens.index_copy_(0, rows, own)
+        self._rows.counts.count(rows, own)
         return ids

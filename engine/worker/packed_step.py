@@ -1,6 +1,7 @@
 """All that the device has to be told for a step, as one array of 64-bit words.
 
 S sequences with T tokens   L rows of logits   D draws   C changed entries of block tables
+E rows whose sequence enters with penalties   G ids that these have generated, each once
 """
 
 from dataclasses import dataclass, fields
@@ -15,10 +16,14 @@ from octavo.engine.worker.batch_state import BatchState
 from octavo.engine.worker.input_batch import DrawBatch, StepRows
 from octavo.engine.worker.random_streams import streams
 from octavo.engine.worker.row_updates import TableChange
+from octavo.engine.worker.token_counts import Entering
 
 
 class StepShape(NamedTuple):
-    """Sizes of a step; `scored` counts the draws whose log-probability is wanted."""
+    """Sizes of a step; `scored` counts the draws whose log-probability is wanted.
+
+    `entered` is E, `prompt_words` that of all their prompts, `generated` is G.
+    """
 
     tokens: int
     sequences: int
@@ -26,6 +31,9 @@ class StepShape(NamedTuple):
     draws: int
     scored: int = 0
     changes: int = 0
+    entered: int = 0
+    prompt_words: int = 0
+    generated: int = 0
 
     @staticmethod
     def decode(size: int) -> "StepShape":
@@ -46,10 +54,14 @@ class StepInputs:
     logits_rows     [D]      row of logits of each draw
     temperature     [D]      0 is greedy; min_p, top_k, top_p [D]
     streams         [D]      64 random bits each
+    penalties       [3 L]    repetition, frequency, presence
     scored          [N]      draws whose log-probability is wanted
     places, blocks  [C]      entries of the block tables, flattened, and what is written there
+    entered         [E]      rows to forget the tokens of; then a bit per id for those of the prompt
+    prompt_bits     [E * W]
+    counted, counts [G]      entries of the output counts, flattened, and what is written there
 
-    Temperature, min_p and top_p are float64, all others int64.
+    Temperature, min_p, top_p and penalties are float64, all others int64.
     """
 
     tokens: Tensor
@@ -67,9 +79,14 @@ class StepInputs:
     top_k: Tensor
     top_p: Tensor
     streams: Tensor
+    penalties: Tensor
     scored: Tensor
     places: Tensor
     blocks: Tensor
+    entered: Tensor
+    prompt_bits: Tensor
+    counted: Tensor
+    counts: Tensor
 
     @staticmethod
     def of(words: Tensor, shape: StepShape) -> "StepInputs":
@@ -82,19 +99,24 @@ class StepInputs:
         )
 
 
-_FLOATS = ("temperature", "min_p", "top_p")
+_FLOATS = ("temperature", "min_p", "top_p", "penalties")
+
+
+# Where the fields of `Entering` go.
+_ENTERING = ("entered", "prompt_bits", "counted", "counts")
 
 
 @lru_cache(maxsize=1024)
 def sections(shape: StepShape) -> dict[str, slice]:
     """Where each field of `StepInputs` lies."""
-    tokens, sequences, logits, draws, scored, changes = shape
+    tokens, sequences, logits, draws = shape[:4]
     sizes = (
         [tokens] * 3
         + [sequences, sequences, sequences + 1]
         + [logits] * 3
         + [draws] * 6
-        + [scored, changes, changes]
+        + [3 * logits, shape.scored, shape.changes, shape.changes]
+        + [shape.entered, shape.prompt_words, shape.generated, shape.generated]
     )
     ends = np.cumsum(sizes).tolist()
     return {
@@ -105,7 +127,7 @@ def sections(shape: StepShape) -> dict[str, slice]:
 
 def num_words(shape: StepShape) -> int:
     """Length of the array."""
-    return int(sections(shape)["blocks"].stop)
+    return int(sections(shape)["counts"].stop)
 
 
 def padding(size: int, padding_row: int) -> NDArray[np.int64]:
@@ -126,6 +148,8 @@ def _pad(parts: dict[str, NDArray[np.int64]], count: int, padding_row: int) -> N
         parts[name][count:] = np.arange(count, size)
     parts["own_rows"][count:] = padding_row
     parts["top_p"][count:].view(np.float64)[:] = 1.0
+    # Repetition alone is off at 1.
+    parts["penalties"].view(np.float64).reshape(3, size)[0, count:] = 1.0
 
 
 class StepPacker:
@@ -150,7 +174,14 @@ class StepPacker:
             shape = StepShape(num_tokens, num_rows, draws.rows.size, num_draws)
         else:
             shape = StepShape.decode(size)
-        shape = shape._replace(scored=scored.size, changes=num_changes)
+        entering = Entering.of(self._state, changes)
+        shape = shape._replace(
+            scored=scored.size,
+            changes=num_changes,
+            entered=entering.rows.size,
+            prompt_words=entering.prompt_bits.size,
+            generated=entering.counted.size,
+        )
         words = np.zeros(num_words(shape), np.int64)
         parts = {name: words[part] for name, part in sections(shape).items()}
         if size is not None:
@@ -159,6 +190,8 @@ class StepPacker:
         self._pack_draws(parts, step, draws)
         parts["scored"][:] = scored
         self._pack_changes(parts, changes)
+        for name, array in zip(_ENTERING, entering, strict=True):
+            parts[name][:] = array
         return shape, words
 
     def _pack_tokens(self, parts: dict[str, NDArray[np.int64]], step: StepRows) -> None:
@@ -189,6 +222,8 @@ class StepPacker:
         parts["min_p"][:count].view(np.float64)[:] = state.min_p[rows]
         parts["top_k"][:count] = state.top_k[rows]
         parts["top_p"][:count].view(np.float64)[:] = state.top_p[rows]
+        penalties = parts["penalties"].view(np.float64).reshape(3, -1)
+        penalties[:, :num_logits] = state.penalties[:, draws.rows]
         parts["streams"][:count] = streams(
             state.seeds[rows], draws.choices, state.num_output_tokens(rows)
         )
@@ -198,7 +233,7 @@ class StepPacker:
     ) -> None:
         width = self._state.block_tables.shape[1]
         end = 0
-        for row, offset, block_ids in changes:
+        for row, offset, block_ids, _ in changes:
             start, end = end, end + len(block_ids)
             first = row * width + offset
             parts["places"][start:end] = np.arange(first, first + len(block_ids))

@@ -13,11 +13,12 @@ from octavo.engine.worker.pooler import Pooler
 
 
 class TableChange(NamedTuple):
-    """Entries of the block table of `row` from `offset` on."""
+    """Entries of the block table of `row` from `offset` on; `enters` where its sequence is new."""
 
     row: int
     offset: int
     block_ids: tuple[int, ...]
+    enters: bool = False
 
 
 class RowUpdates:
@@ -55,4 +56,4 @@ class RowUpdates:
         wanted = params.num_beam_candidates(limits.eos_token_ids) if params.use_beam_search else 0
         row = self._state.add(sequence, adjustments, wanted)
         self._pooler.add(sequence)
-        return TableChange(row, 0, sequence.block_ids)
+        return TableChange(row, 0, sequence.block_ids, enters=True)

@@ -12,18 +12,23 @@ from octavo.kernels.sampling_args import SamplingFilters
 from octavo.kernels.seeded_args import Cutoff, Penalties, SeededDraws, TokenCounts
 
 _WORD = 0xFFFFFFFF
+_LARGEST = torch.finfo(torch.float32).max
 
 
 def penalize(logits: Tensor, counts: TokenCounts, penalties: Penalties) -> None:
     """Applies `penalties` to `logits` fp32 [R, V] in place: repetition, frequency, presence."""
     ids = torch.arange(logits.shape[1], device=logits.device)
-    prompt = (counts.prompt_bits[:, ids // 32] >> (ids % 32)) & 1 > 0
-    seen = prompt | (counts.outputs > 0)
+    prompt_bits = counts.prompt_bits.index_select(0, counts.rows)
+    outputs = counts.outputs.index_select(0, counts.rows)
+    prompt = (prompt_bits[:, ids // 32] >> (ids % 32)) & 1 > 0
+    seen = prompt | (outputs > 0)
     repetition = penalties.repetition[:, None]
-    repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+    # Small penalties must not make infinities, which would count as a failure of the model.
+    divided = (logits / repetition).clamp(max=_LARGEST)
+    repeated = torch.where(logits > 0, divided, logits * repetition)
     out = torch.where(seen, repeated, logits)
-    out -= penalties.frequency[:, None] * counts.outputs
-    out -= penalties.presence[:, None] * (counts.outputs > 0)
+    out -= penalties.frequency[:, None] * outputs
+    out -= penalties.presence[:, None] * (outputs > 0)
     logits.copy_(out)
 
 

@@ -13,10 +13,16 @@ _TILE = 4096
 
 @triton.jit(
     do_not_specialize=["size"],
-    do_not_specialize_on_alignment=["repetition_ptr", "frequency_ptr", "presence_ptr"],
+    do_not_specialize_on_alignment=[
+        "rows_ptr",
+        "repetition_ptr",
+        "frequency_ptr",
+        "presence_ptr",
+    ],
 )
 def _penalize_kernel(
     logits_ptr,
+    rows_ptr,
     bits_ptr,
     outputs_ptr,
     repetition_ptr,
@@ -27,6 +33,7 @@ def _penalize_kernel(
     bits_stride: tl.int64,
     outputs_stride: tl.int64,
     TILE: tl.constexpr,
+    LARGEST: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     repetition = tl.load(repetition_ptr + row)
@@ -34,13 +41,16 @@ def _penalize_kernel(
     presence = tl.load(presence_ptr + row)
     if (repetition == 1.0) & (frequency == 0.0) & (presence == 0.0):
         return
+    place = tl.load(rows_ptr + row)
     ids = tl.program_id(1) * TILE + tl.arange(0, TILE)
     kept = ids < size
     logits = tl.load(logits_ptr + row * logits_stride + ids, mask=kept)
-    words = tl.load(bits_ptr + row * bits_stride + ids // 32, mask=kept, other=0)
-    counts = tl.load(outputs_ptr + row * outputs_stride + ids, mask=kept, other=0)
+    words = tl.load(bits_ptr + place * bits_stride + ids // 32, mask=kept, other=0)
+    counts = tl.load(outputs_ptr + place * outputs_stride + ids, mask=kept, other=0)
     seen = (((words >> (ids % 32)) & 1) != 0) | (counts > 0)
-    repeated = tl.where(logits > 0, logits / repetition, logits * repetition)
+    # Small penalties must not make infinities, which would count as a failure of the model.
+    divided = tl.minimum(tl.div_rn(logits, repetition), LARGEST)
+    repeated = tl.where(logits > 0, divided, logits * repetition)
     out = tl.where(seen, repeated, logits)
     out -= frequency * counts.to(tl.float32)
     out -= tl.where(counts > 0, presence, 0.0)
@@ -52,9 +62,14 @@ def penalize(logits: Tensor, counts: TokenCounts, penalties: Penalties) -> None:
     rows, size = logits.shape
     vectors = (penalties.repetition, penalties.frequency, penalties.presence)
     check(logits.dtype == torch.float32, f"logits of {logits.dtype}")
-    words = (rows, triton.cdiv(size, 32))
+    entries = counts.outputs.shape[0]
+    words = (entries, triton.cdiv(size, 32))
     check(counts.prompt_bits.shape == words, f"prompt bits must be {words}")
-    check(counts.outputs.shape == logits.shape, f"output counts must be {tuple(logits.shape)}")
+    check(counts.outputs.shape[1] == size, f"output counts must be of {size} ids")
+    check(
+        counts.rows.shape == (rows,) and counts.rows.dtype == torch.int64,
+        f"rows of the counts must be int64 [{rows}]",
+    )
     check(
         counts.prompt_bits.dtype == torch.int32 and counts.outputs.dtype == torch.int32,
         "token counts must be int32",
@@ -64,9 +79,11 @@ def penalize(logits: Tensor, counts: TokenCounts, penalties: Penalties) -> None:
         check(right, f"penalties must be float32 [{rows}]")
     for name, x in (("logits", logits), ("bits", counts.prompt_bits), ("counts", counts.outputs)):
         check_rows_dense(name, x)
-    check_same_device(logits, counts.prompt_bits, counts.outputs, *vectors)
+    check_rows_dense("rows of the counts", counts.rows)
+    check_same_device(logits, counts.rows, counts.prompt_bits, counts.outputs, *vectors)
     _penalize_kernel[(rows, triton.cdiv(size, _TILE))](
         logits,
+        counts.rows,
         counts.prompt_bits,
         counts.outputs,
         *vectors,
@@ -75,5 +92,6 @@ def penalize(logits: Tensor, counts: TokenCounts, penalties: Penalties) -> None:
         counts.prompt_bits.stride(0),
         counts.outputs.stride(0),
         TILE=_TILE,
+        LARGEST=torch.finfo(torch.float32).max,
         num_warps=8,
     )

@@ -184,7 +184,9 @@ def _sampling() -> None:
     )
     logits = single(rows, size)
     counts = TokenCounts(
-        _meta(rows, size // 32, dtype=torch.int32), _meta(rows, size, dtype=torch.int32)
+        long,
+        _meta(300, size // 32, dtype=torch.int32),
+        _meta(300, size, dtype=torch.int32),
     )
     penalize(logits, counts, Penalties(single(rows), single(rows), single(rows)))
     find_cutoff(logits, long, SamplingFilters(single(rows), double, long, double))

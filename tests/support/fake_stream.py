@@ -55,11 +55,12 @@ class FakeDownload:
 
 
 class FakeStream:
-    """`num_waits` counts how often the host had to wait, `num_replays` the graphs that ran."""
+    """`num_done` counts what was done, when the host waited; `num_replays` the graphs that ran."""
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
         self.queue: deque[Callable[[], None]] = deque()
+        self.num_done = 0
         self.num_replays = 0
         self.num_uploads = 0
         self._slots: list[NDArray[np.int64]] = [np.zeros(0, np.int64)] * NUM_SLOTS
@@ -69,6 +70,7 @@ class FakeStream:
         while self.queue and not until():
             with torch.inference_mode():
                 self.queue.popleft()()
+            self.num_done += 1
 
     def upload(self, words: NDArray[np.int64], into: Tensor) -> Tensor:
         slot = self.num_uploads % NUM_SLOTS

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from octavo.engine.attention.metadata import ForwardBatch
 from octavo.engine.core.limits import HostMemory
+from octavo.engine.core.model_output import ModelOutput
+from octavo.engine.core.scheduler_output import SchedulerOutput
 from octavo.engine.models.decoder import CausalLM
 from octavo.engine.worker.decode_graphs import graph_sizes
 from octavo.engine.worker.device_step import Bounds, Longest, context_bounds
@@ -260,6 +262,57 @@ def test_f08_a_step_that_failed_is_not_waited_for_again(name: str) -> None:
         each.add("b", [4, 5], max_tokens=9, **REQUESTS["penalized"])
         each.run()
     assert engine.text("b") == plain.text("b")
+
+
+@pytest.mark.parametrize("name", ["penalized", "banned", "masked"])
+def test_only_bad_words_wait_for_the_ids_before(name: str) -> None:
+    stream = FakeStream()
+    options = {"allowed_token_ids": tuple(range(30)), "repetition_penalty": 1.3}
+    engine = ModelEngine(HistoryModel(), stream=stream)  # type: ignore[arg-type]
+    engine.add("a", [1, 2, 3], max_tokens=9, **(REQUESTS | {"masked": options})[name])
+    waits = []
+    launch = engine.executor.runner.launch
+
+    def watched(plan: SchedulerOutput) -> Callable[[], ModelOutput]:
+        before = stream.num_done
+        result = launch(plan)
+        waits.append(stream.num_done > before)
+        return result
+
+    engine.executor.runner.launch = watched  # type: ignore[method-assign]
+    engine.run()
+    assert any(waits) == (name == "banned")
+
+
+def test_penalties_of_a_row_are_not_those_of_the_one_before() -> None:
+    # One row: each sequence takes that of the one before, whose wasted step may still be running.
+    names = ["penalized", "greedy", "stops", "penalized"]
+    options = {"max_num_seqs": 1, "graphs": (1,), "stream": FakeStream()}
+    engines = [
+        ModelEngine(HistoryModel(), eos_token_ids=(EOS,), **chosen)  # type: ignore[arg-type]
+        for chosen in (options, {})
+    ]
+    for engine in engines:
+        for number, name in enumerate(names):
+            prompt = [int(x) % V for x in random_ids(9, seed=number)]
+            engine.add(f"{name} {number}", prompt, max_tokens=12, **REQUESTS[name])
+        engine.run()
+    assert texts(engines[0]) == texts(engines[1])
+
+
+def test_f02_draws_and_penalties_survive_preemption_of_a_seeded_choice() -> None:
+    options = {"n": 2, "temperature": 0.9, "seed": 11, "frequency_penalty": 0.7, "max_tokens": 14}
+    engines = [
+        ModelEngine(HistoryModel(), stream=FakeStream(), graphs=(1, 2, 4), num_blocks=number)  # type: ignore[arg-type]
+        for number in (64, 12)
+    ]
+    for engine in engines:
+        for name in "abc":
+            engine.add(name, [1, 2, 3, ord(name) % V], **options)
+        engine.run()
+    roomy, small = engines
+    assert small.engine.stats().num_preemptions > 0 == roomy.engine.stats().num_preemptions
+    assert texts(small) == texts(roomy)
 
 
 def test_a_step_makes_one_copy_to_the_device() -> None:

@@ -138,20 +138,24 @@ def test_draws_follow_the_softmax() -> None:
 
 def test_penalties() -> None:
     size = 4500
-    logits = random_logits(4, size)
+    logits = random_logits(5, size)
+    logits[4, :3] = torch.tensor([3e38, -1e-3, 2.0])
     generator = torch.Generator().manual_seed(1)
-    outputs = torch.randint(-3, 3, (4, size), generator=generator).clamp(min=0).int()
-    bits = torch.randint(-(2**31), 2**31 - 1, (4, 141), generator=generator).int()
+    # Rows of logits look into tables of another length, in any order.
+    outputs = torch.randint(-3, 3, (7, size), generator=generator).clamp(min=0).int()
+    bits = torch.randint(-(2**31), 2**31 - 1, (7, 141), generator=generator).int()
+    counts = TokenCounts(torch.tensor([6, 0, 3, 2, 5]), bits, outputs)
     penalties = Penalties(
-        torch.tensor([1.0, 1.7, 1.0, 0.8]),
-        torch.tensor([0.0, 0.5, -0.3, 0.0]),
-        torch.tensor([0.0, 0.0, 1.1, 0.0]),
+        torch.tensor([1.0, 1.7, 1.0, 0.8, 1e-6]),
+        torch.tensor([0.0, 0.5, -0.3, 0.0, 0.0]),
+        torch.tensor([0.0, 0.0, 1.1, 0.0, 0.0]),
     )
     ours, theirs = logits.clone(), logits.clone()
-    triton.penalize(ours, TokenCounts(bits, outputs), penalties)
-    reference.penalize(theirs, TokenCounts(bits, outputs), penalties)
+    triton.penalize(ours, counts, penalties)
+    reference.penalize(theirs, counts, penalties)
     torch.testing.assert_close(ours, theirs)
     assert torch.equal(ours[0], logits[0])
+    assert ours.isfinite().all()
 
 
 def test_log_sum_exp() -> None:
