@@ -7,7 +7,6 @@ from octavo.config.engine import EngineConfig
 from octavo.config.server import ServerConfig
 from octavo.engine.core.limits import EngineLimits
 from octavo.engine.executor.profiled import ProfiledExecutor
-from octavo.engine.preload import preload_torch
 from octavo.server.async_engine import EngineThreadFactory
 from octavo.server.served_model import ServedModel
 
@@ -42,10 +41,8 @@ Loader = Callable[[ServerConfig, EngineConfig, Report], LoadedEngine]
 def load_engine(
     server_config: ServerConfig, engine_config: EngineConfig, report: Report
 ) -> LoadedEngine:
-    """Import the model's libraries and load the configured model; `startup` documents the rest."""
-    report("importing libraries")
-    preload_torch()
-    # Here and not above: this takes seconds, in which the port shall answer already.
+    """Load the configured model; `startup` documents the rest."""
+    # Here and not above: `startup` imports this module.
     from octavo.server import startup  # noqa: PLC0415
 
     return startup.load_engine(server_config, engine_config, report)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from octavo.config.engine import EngineConfig
 from octavo.config.server import ServerConfig
-from octavo.engine.assembly import engine_limits, launch_of, make_executor
 from octavo.engine.core.errors import ConfigurationError
 from octavo.engine.engine_loop import EngineLoop
 from octavo.engine.executor.profiled import ProfiledExecutor
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.loader import Checkpoint, EncoderCheckpoint, resolve_checkpoint
 from octavo.engine.loader.files import is_temporary
+from octavo.engine.preload import preload_torch
 from octavo.engine.tokenizer import ChatTemplates, Tokenizer
 from octavo.server.async_engine import EngineThread, OnFatal, OnStep
 from octavo.server.chat_template import ChatTemplate
@@ -41,6 +41,11 @@ def load_engine(
         checkpoint.tokenizer_dir, visible=_reasoning_tags(server_config)
     )
     template = _chat_template(server_config, tokenizer, checkpoint)
+    report("importing libraries")
+    preload_torch()
+    # Not above: it imports torch, and what is wrong with the model's files is told before that.
+    from octavo.engine.assembly import engine_limits, launch_of, make_executor  # noqa: PLC0415
+
     # Anyone may ask for the progress: it tells no paths of this machine.
     report(f"loading the weights of {Path(checkpoint.name).name} and warming up")
     executor = make_executor(engine_config, checkpoint)

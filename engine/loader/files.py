@@ -33,6 +33,11 @@ def read_json(path: Path, *, required: bool = True) -> Mapping[str, Any]:
     return value
 
 
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write an object into a JSON file."""
+    path.write_text(json.dumps(value, indent=2), encoding="utf-8")
+
+
 def check_gguf(path: Path) -> None:
     """Raise CheckpointError unless the file begins as GGUF files do."""
     try:

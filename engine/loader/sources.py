@@ -31,7 +31,7 @@ def resolve_checkpoint(
         path, name = _find(config.model, config, True, on_download), config.model
     if path.is_file():
         _check_format(config, "gguf")
-        from octavo.engine.loader.gguf import convert_gguf  # noqa: PLC0415 - it imports torch
+        from octavo.engine.loader.gguf import convert_gguf  # noqa: PLC0415 - seldom needed
 
         path = convert_gguf(path)
     else:

@@ -1,6 +1,10 @@
 """What a start tells while it runs, and what it makes of the settings."""
 
 import json
+import shutil
+import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +27,40 @@ def test_the_progress_names_the_model_without_its_path(random_llama_dir: Path) -
     load(random_llama_dir, report=stages.append)
     assert any(random_llama_dir.name in stage for stage in stages)
     assert not any(str(random_llama_dir.parent) in stage for stage in stages)
+
+
+BEGIN = """
+import sys
+from octavo.config.engine import EngineConfig
+from octavo.config.server import ServerConfig
+from octavo.engine.core.errors import ConfigurationError
+from octavo.server.loaded_engine import load_engine
+config = EngineConfig.model_validate({"load": {"model": sys.argv[1]}})
+try:
+    load_engine(ServerConfig(), config, lambda stage: None)
+except ConfigurationError as error:
+    sys.exit(f"{'torch' in sys.modules} {error}")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer.json", b'{"model": {"type": "none"}}', "no usable tokenizer"),
+        ("chat_template.jinja", b"{% for %}", "chat_template.jinja: "),
+        ("cut.gguf", b"GGUF" + struct.pack("<IQQ", 3, 1, 1), "perhaps cut off"),
+    ],
+)
+def test_damaged_files_are_told_before_torch_is_imported(
+    random_llama_dir: Path, tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    directory = Path(shutil.copytree(random_llama_dir, tmp_path / "model"))
+    (directory / name).write_bytes(content)
+    model = directory / name if name.endswith(".gguf") else directory
+    command = [sys.executable, "-W", "ignore", "-c", BEGIN, str(model)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert done.stderr.startswith("False ") and message in done.stderr
 
 
 def load(

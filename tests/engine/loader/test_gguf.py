@@ -19,7 +19,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from octavo.config.load import LoadConfig
 from octavo.engine.core.errors import CheckpointError
 from octavo.engine.loader import gguf as converter
-from octavo.engine.loader import resolve_checkpoint
+from octavo.engine.loader import gguf_weights, resolve_checkpoint
 from octavo.engine.loader.gguf_config import _llama3_scaling
 from octavo.engine.loader.gguf_tokenizer import save_tokenizer
 from octavo.engine.tokenizer import Tokenizer
@@ -262,7 +262,7 @@ def test_g11_user_without_a_home(llama_gguf, tmp_path, monkeypatch, caplog):
 
 def test_large_models_are_written_in_shards(llama_gguf, monkeypatch):
     whole = dict(resolve(llama_gguf).weights())
-    monkeypatch.setattr(converter, "_SHARD_BYTES", 50_000)
+    monkeypatch.setattr(gguf_weights, "_SHARD_BYTES", 50_000)
     monkeypatch.setattr(converter, "_FORMAT", "gguf-test")
     checkpoint = resolve(llama_gguf)
     assert len(list(checkpoint.tokenizer_dir.glob("model-*.safetensors"))) > 1
