@@ -1,15 +1,25 @@
 """Files that operators copy: they must fit the program as it is."""
 
 import configparser
+import http.server
+import importlib.resources
 import json
+import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
+import threading
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
+import jsonschema
+import kubernetes_validate
+import promql_parser
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
@@ -71,6 +81,11 @@ def test_queries_name_metrics_and_labels_that_exist(
     assert query.count("(") == query.count(")")
 
 
+@pytest.mark.parametrize(("title", "query"), list(queries()))
+def test_queries_are_promql(title: str, query: str) -> None:
+    promql_parser.parse(query.replace("$__rate_interval", "5m"))
+
+
 def test_panels_neither_overlap_nor_share_ids() -> None:
     panels = json.loads((EXAMPLES / "grafana" / "octavo.json").read_text())["panels"]
     places = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels}
@@ -82,6 +97,99 @@ def test_the_settings_file_holds_known_settings() -> None:
     settings = settings_from_file(EXAMPLES / "octavo.yaml")
 
     assert settings and set(settings) <= set(all_flags())
+
+
+def test_compose_fits_the_schema_of_compose() -> None:
+    schemas = importlib.resources.files("check_jsonschema") / "builtin_schemas" / "vendor"
+    schema = json.loads((schemas / "compose-spec.json").read_text(encoding="utf-8"))
+
+    jsonschema.validate(documents("compose.yaml")[0], schema)
+
+
+def test_the_manifest_fits_the_schemas_of_kubernetes() -> None:
+    for document in documents("kubernetes.yaml"):
+        kubernetes_validate.validate(document, "1.34", strict=True)
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd's tools")
+def test_systemd_takes_the_units(tmp_path: Path) -> None:
+    kinds = {".service", ".socket", ".timer"}
+    units = [tmp_path / path.name for path in EXAMPLES.iterdir() if path.suffix in kinds]
+    for unit in units:
+        text = (EXAMPLES / unit.name).read_text()
+        unit.write_text(text.replace("/opt/octavo/bin/octavo", sys.executable))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", *map(str, units)],
+        env={**os.environ, "SYSTEMD_UNIT_PATH": f"{tmp_path}:"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert len(units) == 4
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+class Health(http.server.BaseHTTPRequestHandler):
+    status = ""
+
+    def do_GET(self) -> None:
+        assert self.path == "/health"
+        self.send_response(200 if self.status == "ready" else 503)
+        self.end_headers()
+        self.wfile.write(json.dumps({"status": self.status}, separators=(",", ":")).encode())
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def health_port() -> Iterator[int]:
+    server = http.server.HTTPServer(("127.0.0.1", 0), Health)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server.server_port
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.mark.parametrize("status", ["ready", "starting", "draining", "failed"])
+def test_compose_ends_a_server_that_has_failed(
+    health_port: int, monkeypatch: pytest.MonkeyPatch, status: str
+) -> None:
+    monkeypatch.setattr(Health, "status", status)
+    killed = []
+    monkeypatch.setattr(os, "kill", lambda *args: killed.append(args))
+    [*_, code] = documents("compose.yaml")[0]["services"]["octavo"]["healthcheck"]["test"]
+    unhealthy = False
+    try:
+        exec(code.replace("8000", str(health_port)), {})
+    except HTTPError as error:
+        error.close()
+        unhealthy = True
+
+    assert unhealthy == (status != "ready")
+    assert killed == ([(1, signal.SIGTERM)] if status == "failed" else [])
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+@pytest.mark.parametrize("status", ["ready", "starting", "draining", "failed"])
+def test_the_timer_restarts_a_server_that_has_failed(
+    health_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str
+) -> None:
+    monkeypatch.setattr(Health, "status", status)
+    systemctl = tmp_path / "systemctl"
+    systemctl.write_text('#!/bin/sh\necho "$@"\n')
+    systemctl.chmod(0o755)
+    unit = (EXAMPLES / "octavo-restart.service").read_text().replace("8000", str(health_port))
+    [script] = re.findall(r"ExecStart=/bin/sh -c '(.*)'", unit)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["/bin/sh", "-c", script], env={"PATH": path}, capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout == ("restart octavo.service\n" if status == "failed" else "")
 
 
 def test_compose_mounts_files_that_exist_and_outlasts_the_drain() -> None:
