@@ -1,6 +1,8 @@
 """Plans of single steps by exact seq_ids, tokens and block ids. Block size 4, budget 32."""
 
+import pytest
 from engine_harness import Harness, Sizes
+from simulated_model import solo_text
 
 from octavo.engine.core.scheduler_output import Fork, ScheduledSequence
 from octavo.engine.scheduler.queue import MAX_PASSES
@@ -119,6 +121,37 @@ def test_f15_a_long_prompt_goes_on_in_a_steady_flow_of_short_ones() -> None:
         harness.add(f"s{step}", prompt(8, 3 * step), max_tokens=2)
         harness.step()
     assert harness.reason("long") == "length"
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("num_blocks", [170, 400])
+def test_f15_a_long_prompt_is_not_starved_by_a_flood_of_short_ones(
+    num_blocks: int, overlap: bool
+) -> None:
+    # More arrives in every step than a step can compute, and in the smaller pool the long prompt
+    # fits only after most of the short ones in front of it have gone.
+    harness = Harness(Sizes(num_blocks=num_blocks), overlap=overlap)
+    arrivals = iter(range(1000))
+
+    def flood() -> None:
+        for number in (next(arrivals) for _ in range(3)):
+            harness.add(f"s{number}", prompt(16, 20 * number), max_tokens=4)
+        harness.step()
+
+    for _ in range(10):
+        flood()
+    params = harness.add("long", prompt(640, 7), max_tokens=1)
+    num_steps = 0
+    while not harness.reason("long"):
+        flood()
+        num_steps += 1
+    assert harness.text("long") == solo_text(prompt(640, 7), params)
+    # It waits for those that came before it, at two a step, and then gets half of each step of 32
+    # tokens or more: alone it takes 20 steps.
+    queued, solo_steps = 30 // 2, 640 // 32
+    assert num_steps <= queued + 2 * solo_steps + 10
+    # The short ones have not been starved for it either.
+    assert len([key for key, choice in harness.choices.items() if choice.finish_reason]) > 30
 
 
 def test_rows_are_bounded() -> None:

@@ -198,7 +198,9 @@ def test_e4m3_cache(sequences: tuple[tuple[int, int], ...]) -> None:
 
 
 @pytest.mark.parametrize("query_len", [1, 3])
-def test_addresses_beyond_two_to_the_31(query_len: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_f10_addresses_beyond_two_to_the_31(
+    query_len: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # The interpreter copies every storage back onto itself, which would fill 4 GiB of memory.
     monkeypatch.setattr(GridExecutor, "_restore_args_dev", lambda *args: None)
     block_stride, count = 700_000_000, 4
@@ -221,7 +223,7 @@ def test_addresses_beyond_two_to_the_31(query_len: int, monkeypatch: pytest.Monk
     assert torch.equal(out, triton.paged_attention(q.half(), *near, batch, 0.2, None, None))
 
 
-def test_writes_beyond_two_to_the_31(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_f10_writes_beyond_two_to_the_31(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GridExecutor, "_restore_args_dev", lambda *args: None)
     memory = torch.empty((1 << 31) + 200_000, dtype=torch.float16)
     cache = memory.as_strided((3, 2, 16, 64), (1 << 30, 1024, 64, 1))
