@@ -203,6 +203,7 @@ class TableSettings:
     server: dict[str, Any] = field(default_factory=dict)
     embedding: EmbeddingSpec = DEFAULT_EMBEDDING
     generates: bool = True
+    engine: EngineConfig = field(default_factory=EngineConfig)
     executors: list[TableExecutor] = field(default_factory=list)
     models: list[ServedModel] = field(default_factory=list)
 
@@ -249,7 +250,7 @@ class TableSettings:
     def app(self) -> FastAPI:
         """Make the application; its lifespan starts the engine."""
         config = ServerConfig(disable_log_stats=True, **self.server)
-        return create_app(config, EngineConfig(), load=self.loader())
+        return create_app(config, self.engine, load=self.loader())
 
 
 @contextlib.asynccontextmanager

@@ -85,6 +85,7 @@ def test_b02_wrong_values_name_their_field(make: Any, name: str, value: Any) -> 
             "safety_identifier": "x",
         },
         {"prediction": {}, "verbosity": "low", "moderation": 1, "frobnicate": 1},
+        {"prompt_cache_key": "k", "prompt_cache_retention": "24h", "prompt_cache_options": {}},
         {"logit_bias": {"0": -100, "65": 100.0}},
         {"truncate_prompt_tokens": -1, "truncation_side": "right"},
     ],
@@ -168,6 +169,10 @@ def test_b11_max_completion_tokens_belongs_to_chat() -> None:
     assert caught.value.param == "max_completion_tokens"
     assert "max_tokens" in caught.value.message
     assert chat(max_tokens=9, max_completion_tokens=4).wanted_tokens == 4
+
+
+def test_no_tools_are_as_good_as_none() -> None:
+    assert chat(tools=[], parallel_tool_calls=False).messages == [USER]
 
 
 def test_b11_null_is_absent() -> None:
