@@ -39,7 +39,7 @@ def measure_accounting(
         waste=occupancy.waste,
         hit_rate=observed.hit_rate,
         table_entries=-(-shape.max_model_len // shape.block_size),
-        host_seconds=timed.seconds / len(prompts),
+        host_seconds=timed.host_seconds / len(prompts),
         output_rate=None,
     )
 

@@ -20,7 +20,7 @@ from octavo.loadtest.memory.sharing import (
     measure_sharing,
     sharing_cases,
 )
-from octavo.loadtest.memory.static_batching import StaticBatches
+from octavo.loadtest.memory.static_batching import StaticBatches, fastest_dtype
 from octavo.loadtest.memory.throughput import compare_caching, measure_zero_hits
 from octavo.loadtest.memory.workload import (
     Beginnings,
@@ -203,6 +203,9 @@ def zero_hits(
     click.echo(heading("Prefix caching at zero hits"))
     click.echo(line("A round with the model (ms)", 1000 * result.model_seconds))
     click.echo(line("Bookkeeping added to a round (ms)", 1000 * result.host_seconds))
+    click.echo(
+        line("Bookkeeping added to a token (ns)", 1e9 * result.host_seconds / result.num_tokens)
+    )
     click.echo(line("Throughput lost by it", 100 * result.lost, " %", Goal(1, True, " %")))
     click.echo(
         line("Throughput lost, rounds with the model (median)", 100 * result.directly_lost, " %")
@@ -220,9 +223,7 @@ def zero_hits(
 @click.option(
     "--baseline-dtype",
     type=click.Choice([dtype.value for dtype in DType]),
-    default=DType.FLOAT32.value,
-    show_default=True,
-    help="Precision of the baseline; take the one that is faster on your machine.",
+    help="Precision of the baseline. [default: the faster one of float32 and bfloat16]",
 )
 def static(choice: ModelChoice, seed: int, **options: Any) -> None:  # noqa: ANN401 - click's
     """Throughput against static batching: transformers' generate over padded batches.
@@ -238,7 +239,8 @@ def static(choice: ModelChoice, seed: int, **options: Any) -> None:  # noqa: ANN
     prompts = conversations(rng, choice.vocabulary(), lengths)
     batch_size = options["batch_size"] or max(1, cache_tokens // max_model_len)
     short = [replace(prompt, output_len=2) for prompt in prompts[:2]]
-    baseline = StaticBatches(choice, DType(options["baseline_dtype"]))
+    dtype = options["baseline_dtype"] or fastest_dtype(choice, prompts[:batch_size])
+    baseline = StaticBatches(choice, DType(dtype))
     baseline.run(short, 2)
     theirs = baseline.run(prompts, batch_size)
     del baseline
@@ -251,6 +253,7 @@ def static(choice: ModelChoice, seed: int, **options: Any) -> None:  # noqa: ANN
     click.echo(line("Requests", len(prompts)))
     click.echo(line("Tokens asked for", ours.num_output_tokens))
     click.echo(line("Rows of a static batch", batch_size))
+    click.echo(f"Precision of the static batches: {DType(dtype).value}")
     click.echo(line("Most requests at once, paged", occupancy.peak_running))
     click.echo(line("Tokens/s, static batches", theirs.output_rate))
     click.echo(line("Tokens/s, paged and continuous", ours.output_rate))

@@ -88,9 +88,14 @@ def make_engine(choice: ModelChoice, shape: CacheShape) -> LLMEngine:
 
 @dataclass(slots=True)
 class Run:
-    """What one run took and gave; `seconds` is wall clock."""
+    """What one run took and gave.
+
+    `seconds` is wall clock, `host_seconds` the processor time of this thread alone: scheduling and
+    bookkeeping where no model is run, whatever else the machine does.
+    """
 
     seconds: float = 0.0
+    host_seconds: float = 0.0
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
@@ -131,7 +136,7 @@ def run(
             )
         )
     result = Run(num_prompt_tokens=sum(prompt.input_len for prompt in prompts))
-    begin = time.perf_counter()
+    begin, host_begin = time.perf_counter(), time.thread_time()
     while engine.has_work():
         for delta in engine.step():
             result.num_output_tokens += len(delta.token_ids)
@@ -139,4 +144,5 @@ def run(
                 result.num_cached_tokens += delta.num_cached_tokens
         observe(engine)
     result.seconds = time.perf_counter() - begin
+    result.host_seconds = time.thread_time() - host_begin
     return result

@@ -47,12 +47,14 @@ def compare_caching(
 class ZeroHits:
     """What caching costs at zero hits.
 
-    `host_seconds` is the time that bookkeeping takes longer in one run, taken without a model,
-    where nothing else takes time; `model_seconds` is that run with the model. `direct` are the
-    rounds with the model, whose noise is of the size of what is looked for.
+    `host_seconds` is the processor time that bookkeeping takes longer in one run of `num_tokens`
+    tokens, taken without a model, where nothing else takes time; `model_seconds` is that run with
+    the model. `direct` are the rounds with the model, whose noise is of the size of what is looked
+    for.
     """
 
     host_seconds: float
+    num_tokens: int
     model_seconds: float
     direct: list[Pair]
 
@@ -74,7 +76,8 @@ def measure_zero_hits(
     host = list(compare_caching(replace(choice, weights=False), shape, draw, host_rounds))
     direct = list(compare_caching(choice, shape, draw, rounds))
     return ZeroHits(
-        median(pair.cached.seconds - pair.uncached.seconds for pair in host),
+        median(pair.cached.host_seconds - pair.uncached.host_seconds for pair in host),
+        host[0].cached.num_prompt_tokens + host[0].cached.num_output_tokens,
         median(pair.uncached.seconds for pair in direct),
         direct,
     )

@@ -9,8 +9,9 @@ from click.testing import CliRunner
 
 from octavo.config.load import DType
 from octavo.loadtest.cli import bench
+from octavo.loadtest.memory import static_batching
 from octavo.loadtest.memory.block_sizes import SIZES
-from octavo.loadtest.memory.engine import CacheShape, ModelChoice, make_engine, run
+from octavo.loadtest.memory.engine import CacheShape, ModelChoice, Run, make_engine, run
 from octavo.loadtest.memory.group import memory
 from octavo.loadtest.memory.occupancy import Occupancy, Sharing
 from octavo.loadtest.memory.report import Goal, line
@@ -101,6 +102,8 @@ def test_zero_hits(random_llama_dir: Path) -> None:
     )
     share = 100 * added / (added + whole)
     assert found["Throughput lost by it"] == pytest.approx(share, rel=0.02, abs=0.1)
+    per_token = 1e6 * added / (4 * (40 + 4))
+    assert found["Bookkeeping added to a token (ns)"] == pytest.approx(per_token, abs=60)
 
 
 def test_caching_is_compared_over_the_same_tokens(null_model: ModelChoice) -> None:
@@ -124,6 +127,27 @@ def test_static(random_llama_dir: Path) -> None:
     assert found["Rows of a static batch"] == 4
     assert found["Most requests at once, paged"] == 6
     assert found["Tokens asked for"] == pytest.approx(6 * 9, abs=6)
+
+
+@pytest.mark.parametrize("faster", [DType.FLOAT32, DType.BFLOAT16])
+def test_the_baseline_runs_in_the_precision_that_suits_it(
+    monkeypatch: pytest.MonkeyPatch, faster: DType
+) -> None:
+    asked: list[tuple[int, int]] = []
+
+    class Timed:
+        def __init__(self, choice: ModelChoice, dtype: DType) -> None:
+            self.seconds = 1.0 if dtype is faster else 2.0
+
+        def run(self, prompts: list[Prompt], batch_size: int) -> Run:
+            asked.extend((len(prompt.content), prompt.output_len) for prompt in prompts)
+            return Run(seconds=self.seconds, num_output_tokens=batch_size)
+
+    monkeypatch.setattr(static_batching, "StaticBatches", Timed)
+    batch = [Prompt([7] * 40, 40, 20), Prompt([7] * 3, 3, 4)]
+    assert static_batching.fastest_dtype(ModelChoice(), batch) is faster
+    # A fourth of the lengths, after a start that is not timed.
+    assert asked[:4] == [(10, 2), (1, 2), (10, 5), (1, 2)]
 
 
 def test_block_sizes(random_llama_dir: Path) -> None:
