@@ -71,7 +71,7 @@ class GpuStart:
 
         What exists by then is no garbage, and need not be looked at again.
         """
-        warm_up_variants(runner, self.bounds.query_lens)
+        warm_up_variants(runner, self.bounds.query_lens, self.bounds.seq_lens)
         num_graphs = runner.record(self.sizes) if self.sizes else 0
         runner.synchronize()
         gc.collect()

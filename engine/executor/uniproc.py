@@ -115,7 +115,7 @@ class UniprocExecutor:
 
     def _warm_up(self, config: EngineConfig) -> None:
         runner = self._runner
-        warm_up(runner, _WARM_UP_SEQS, 2 * config.cache.block_size + 1)
+        warm_up_first_steps(runner, config.cache.block_size)
         if runner.num_host_blocks and config.scheduler.preemption_mode == "auto":
             self._host_memory = replace(self._host_memory, costs=measure_costs(runner))
 
@@ -171,6 +171,11 @@ class UniprocExecutor:
         """Gives up the model and the cache."""
         self._launch = None
         del self._runner
+
+
+def warm_up_first_steps(runner: ModelRunner | DeviceRunner, block_size: int) -> None:
+    """Runs a prefill over a border of blocks and a decode, with each way of sampling."""
+    warm_up(runner, _WARM_UP_SEQS, 2 * block_size + 1)
 
 
 def _load(

@@ -89,14 +89,16 @@ def make_adjustments(
 ) -> LogitAdjustments | None:
     """The adjustments that `params` ask for, or None when there are none."""
 
-    def known(ids: Iterable[int]) -> Tensor:
-        inside = sorted({token_id for token_id in ids if 0 <= token_id < vocab_size})
-        return torch.tensor(inside, dtype=torch.int64, device=device)
+    def inside(ids: Iterable[int]) -> list[int]:
+        return sorted({token_id for token_id in ids if 0 <= token_id < vocab_size})
 
-    bias_ids = known(params.logit_bias)
-    bias = [params.logit_bias[token_id] for token_id in bias_ids.tolist()]
+    def known(ids: Iterable[int]) -> Tensor:
+        return torch.tensor(inside(ids), dtype=torch.int64, device=device)
+
+    # Nothing is read back from the device, which may be busy with a step.
+    bias = [params.logit_bias[token_id] for token_id in inside(params.logit_bias)]
     adjustments = LogitAdjustments(
-        bias_ids=bias_ids,
+        bias_ids=known(params.logit_bias),
         bias=torch.tensor(bias, dtype=torch.float32, device=device),
         repetition_penalty=params.repetition_penalty,
         frequency_penalty=params.frequency_penalty,

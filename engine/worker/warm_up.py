@@ -36,15 +36,18 @@ class Runner(Protocol):
     def synchronize(self) -> None: ...
 
 
-def warm_up_variants(runner: Runner, query_lens: Iterable[int]) -> None:
-    """Runs a prompt of each length and decode steps, and copies of blocks both ways.
+def warm_up_variants(runner: Runner, query_lens: Iterable[int], seq_lens: Iterable[int]) -> None:
+    """Runs a prompt of each of `query_lens` and decodes, and copies of blocks both ways.
 
-    As `warm_up`; each length stands for steps that use the same kernels.
+    As `warm_up`; each length stands for steps that use the same kernels. A decode behind contexts
+    of each of `seq_lens` follows, whose tokens are not computed: they are as if they were cached.
     """
     room = runner.layout.num_blocks * runner.layout.block_size
     for length in query_lens:
         warm_up(runner, 1, min(length, room - 1))
     warm_up(runner, len(_PARAMS), runner.layout.block_size)
+    for length in seq_lens:
+        _decode_behind(runner, min(length, runner.limits.max_model_len))
     pair = ((0, 0),)
     swaps = pair if runner.num_host_blocks else ()
     runner.execute(SchedulerOutput(0, (), (), (), pair, swap_out=swaps, swap_in=swaps))
@@ -78,6 +81,24 @@ def warm_up(runner: Runner, num_seqs: int, num_tokens: int) -> None:
     if longest < limits.max_model_len:
         runner.execute(SchedulerOutput(0, (), _steps(seq_ids, 1), (), ()))
     runner.execute(SchedulerOutput(0, (), (), seq_ids, ()))
+
+
+def _decode_behind(runner: Runner, length: int) -> None:
+    """One decode step of a sequence of `length` tokens, whose blocks may all be the same few."""
+    layout = runner.layout
+    blocks = range(-(-length // layout.block_size))
+    sequence = NewSequence(
+        seq_id=-1,
+        index=0,
+        token_ids=(0,) * length,
+        num_prompt_tokens=length,
+        num_computed_tokens=length - 1,
+        block_ids=tuple(block % layout.num_blocks for block in blocks),
+        params=_PARAMS[0],
+        seed=0,
+    )
+    runner.execute(SchedulerOutput(0, (sequence,), _steps((-1,), 1), (), ()))
+    runner.execute(SchedulerOutput(0, (), (), (-1,), ()))
 
 
 def measure_costs(runner: Runner) -> PreemptionCosts:

@@ -69,7 +69,8 @@ def _skinny_kernel(
 
 def linear(x: Tensor, packed: PlainWeight) -> Tensor:
     """See `octavo.kernels.ops.linear`."""
-    if x.shape[0] <= SKINNY_ROWS and x.dtype != torch.float32:
+    # A chunk of a prompt that draws nothing has no rows at all.
+    if 0 < x.shape[0] <= SKINNY_ROWS and x.dtype != torch.float32:
         return skinny_linear(x, packed)
     return F.linear(x, packed.weight, packed.bias)
 
@@ -80,6 +81,8 @@ def linear_in_slices(x: Tensor, packed: PlainWeight) -> Tensor:
     The library chooses its kernel by the shape, and kernels differ in the order of their sums.
     """
     rows = x.shape[0]
+    if not rows:
+        return x.new_empty((0, packed.weight.shape[0]))
     padded = F.pad(x, (0, 0, 0, -rows % SLICE_ROWS))
     parts = [F.linear(part, packed.weight, packed.bias) for part in padded.split(SLICE_ROWS)]
     return torch.cat(parts)[:rows] if len(parts) > 1 else parts[0][:rows]

@@ -95,7 +95,7 @@ class _NoDevice:
 
 
 @contextmanager
-def _caught(target: Target, launches: list[Launch]) -> Iterator[None]:
+def caught(target: Target, launches: list[Launch]) -> Iterator[None]:
     """Within it, launches are added to the list instead of being compiled and run."""
 
     def catch(fn: Any, compile: dict[str, Any], **_: Any) -> bool:  # noqa: ANN401
@@ -124,7 +124,7 @@ def _caught(target: Target, launches: list[Launch]) -> Iterator[None]:
 def launches_of(call: Callable[[], object], target: Target) -> list[Launch]:
     """The kernels that `call` would launch on `target`."""
     launches: list[Launch] = []
-    with _caught(target, launches):
+    with caught(target, launches):
         call()
     return launches
 

@@ -5,7 +5,8 @@ import torch
 from hf_pair import make_pair, random_ids
 from paged_driver import PagedDriver
 
-from octavo.engine.attention.metadata import AttentionMetadata
+from octavo.engine.attention.metadata import AttentionMetadata, KVCacheLayout
+from octavo.engine.worker.kv_cache import KVCache
 from octavo.kernels import ops, reference, triton
 from octavo.kernels.cache_args import PagedCache
 from octavo.kernels.rotary_args import Rotation
@@ -46,6 +47,24 @@ def test_swapped_blocks_and_scores_reach_the_kernels(on_gpu: None) -> None:
     theirs = ops.score_tokens(logits, token_ids, 4)
     torch.testing.assert_close(ours.logprobs, theirs.logprobs)
     assert torch.equal(ours.top_ids, theirs.top_ids) and torch.equal(ours.ranks, theirs.ranks)
+
+
+@pytest.mark.parametrize("copies", [((2, 0),), ((2, 0), (1, 3))])
+def test_the_engine_copies_any_number_of_blocks(
+    on_gpu: None, copies: tuple[tuple[int, int], ...]
+) -> None:
+    cache = KVCache(KVCacheLayout(4, 1, 2, 2, torch.float32), 1, torch.device("cpu"), 4)
+    (layer,) = cache.layers
+    layer.key.copy_(torch.arange(20.0).view(5, 1, 2, 2))
+    before = layer.key.clone()
+    cache.swap_out(copies)
+    cache.copy_blocks(copies)
+    for source, destination in copies:
+        assert torch.equal(layer.key[destination], before[source])
+    layer.key.zero_()
+    cache.swap_in(tuple((destination, source) for source, destination in copies))
+    for source, _ in copies:
+        assert torch.equal(layer.key[source], before[source])
 
 
 def test_a_cache_in_e4m3_is_written_and_read_with_its_scales(on_gpu: None) -> None:

@@ -10,7 +10,8 @@ from octavo.kernels import reference, triton
 from octavo.kernels.cache_args import PagedCache
 from octavo.kernels.reference.projection import PlainWeight
 from octavo.kernels.rotary_args import HeadNorm, Rotation
-from octavo.kernels.triton.projection import skinny_linear
+from octavo.kernels.triton import projection
+from octavo.kernels.triton.projection import SKINNY_ROWS, SLICE_ROWS, skinny_linear
 
 # Kernel and twin round the same fp32 formulas in another order.
 close = torch.testing.assert_close
@@ -151,6 +152,36 @@ def test_skinny_linear(rows: int, columns: int, depth: int, bias: bool) -> None:
     packed = PlainWeight(weight, random(columns, seed=2) if bias else None)
     # Sums of hundreds of products of size 1.
     close(skinny_linear(x, packed), reference.linear(x, packed), atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [0, 1, SKINNY_ROWS, SKINNY_ROWS + 1])
+def test_linear_takes_any_number_of_rows(rows: int) -> None:
+    x, weight = random(rows, 64).half(), random(40, 64, seed=1).half()
+    packed = triton.pack_linear(weight, None)
+    exact = x.double() @ weight.double().T
+    # Half precision keeps 11 bits.
+    close(triton.linear(x, packed).double(), exact, atol=1e-3, rtol=2**-10)
+
+
+@pytest.mark.parametrize("rows", [0, 1, SLICE_ROWS, SLICE_ROWS + 3])
+@pytest.mark.parametrize("bias", [False, True])
+def test_products_in_slices_have_one_shape(
+    rows: int, bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, weight = random(rows, 48), random(40, 48, seed=1)
+    packed = PlainWeight(weight, random(40, seed=2) if bias else None)
+    expected = reference.linear(x, packed)
+    shapes = []
+    original = torch.nn.functional.linear
+
+    def product(part: Tensor, *args: Tensor | None) -> Tensor:
+        shapes.append(part.shape)
+        return original(part, *args)
+
+    monkeypatch.setattr(projection.F, "linear", product)
+    out = triton.linear_in_slices(x, packed)
+    close(out, expected, atol=1e-4, rtol=1e-5)
+    assert shapes == [(SLICE_ROWS, 48)] * -(-rows // SLICE_ROWS)
 
 
 def test_wrong_arguments_are_refused() -> None:
