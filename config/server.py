@@ -2,7 +2,7 @@
 
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from octavo.config.base import ConfigModel
 
@@ -192,6 +192,13 @@ class ServerConfig(ConfigModel):
             raise ValueError("--api-key must not be empty")
         self._check_keys()
         return self
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _check_url(cls, url: str | None) -> str | None:
+        if url is not None and not url.startswith(("http://", "https://")):
+            raise ValueError("must be a URL such as http://localhost:4318")
+        return url
 
     def _check_keys(self) -> None:
         if self.admin_key is not None and self.admin_key.strip() == "":

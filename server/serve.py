@@ -9,6 +9,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Generator
+from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
@@ -79,13 +80,30 @@ def make_uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
         ssl_ca_certs=config.ssl_ca_certs,
         ssl_cert_reqs=ssl.CERT_REQUIRED if config.ssl_ca_certs else ssl.CERT_NONE,
     )
+    _check_tls_files(config)
     try:
         uvicorn_config.load()
     except OSError as error:
         raise ConfigurationError(
-            f"--ssl-certfile, --ssl-keyfile or --ssl-ca-certs cannot be used: {error}"
+            "--ssl-certfile, --ssl-keyfile or --ssl-ca-certs cannot be used; they must be PEM "
+            f"files, and the key that of the certificate: {error}"
         ) from error
     return uvicorn_config
+
+
+def _check_tls_files(config: ServerConfig) -> None:
+    """Raise ConfigurationError for a file that cannot be read: ssl does not say which it was."""
+    files = {
+        "--ssl-certfile": config.ssl_certfile,
+        "--ssl-keyfile": config.ssl_keyfile,
+        "--ssl-ca-certs": config.ssl_ca_certs,
+    }
+    for flag, path in files.items():
+        try:
+            if path is not None:
+                Path(path).read_bytes()
+        except OSError as error:
+            raise ConfigurationError(f"{flag}: cannot read {path}: {error.strerror}") from error
 
 
 class _Run:

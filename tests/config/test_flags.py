@@ -43,6 +43,8 @@ def test_every_flag_can_be_given_in_all_three_ways(tmp_path: Path) -> None:
         text = flag.choices[-1] if flag.kind == "choice" else samples.get(flag.kind, "1")
         if flag.field == "override_generation_config":
             text = '{"top_k": 1}'
+        if flag.field == "otlp_endpoint":
+            text = "http://collector"
         option = (text,) if flag.kind == "list" else text
         quoted = f'"{text}"' if flag.kind in ("text", "choice") else text
         results = [
@@ -125,6 +127,11 @@ def test_a_bad_value_is_one_line_that_names_the_flag() -> None:
 def test_a_bad_value_names_the_variable_it_came_from() -> None:
     with pytest.raises(FlagError, match="OCTAVO_PORT: "):
         build_configs(settings_from_variables({"OCTAVO_PORT": "tcp://10.0.0.1:8000"})[0])
+
+
+def test_a_collector_is_named_by_a_url() -> None:
+    with pytest.raises(FlagError, match="--otlp-endpoint: must be a URL such as http://"):
+        build_configs(settings_from_options({"otlp_endpoint": "localhost:4318"}))
 
 
 def test_a_check_across_fields_names_both_flags() -> None:

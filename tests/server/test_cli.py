@@ -65,6 +65,13 @@ def test_every_flag_is_listed_in_help() -> None:
     assert [flag.option for flag in all_flags().values() if f"{flag.option} " not in text] == []
 
 
+def test_an_unknown_command_is_refused_with_the_nearest() -> None:
+    result = CliRunner().invoke(main, ["serv"])
+
+    assert result.exit_code == 2
+    assert "No such command 'serv'. Did you mean 'serve'?" in result.output
+
+
 def test_an_unknown_flag_is_refused_with_the_nearest() -> None:
     result = CliRunner().invoke(main, ["serve", "--max-model-length", "5"])
 

@@ -315,6 +315,14 @@ def test_bad_tls_files_stop_the_start(tmp_path: Path) -> None:
         serve.make_uvicorn_config(FastAPI(), ServerConfig(ssl_keyfile=path, ssl_certfile=path))
 
 
+def test_a_tls_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "pem").write_text("")
+    config = ServerConfig(ssl_certfile=str(tmp_path / "pem"), ssl_keyfile=str(tmp_path / "key"))
+
+    with pytest.raises(ConfigurationError, match=r"^--ssl-keyfile: cannot read .*key: No such"):
+        serve.make_uvicorn_config(FastAPI(), config)
+
+
 def test_a_unix_socket_can_be_listened_on(byte_bpe_dir: Path, tmp_path: Path) -> None:
     path = tmp_path / "octavo.sock"
     run = Run(byte_bpe_dir, ScriptedExecutor(HELLO), uds=str(path))
