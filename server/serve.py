@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -172,10 +173,15 @@ class _Run:
         if phase is Phase.FAILED and self._state.serving is None:
             self._server.should_exit = True
         elif phase is Phase.READY and self._state.serving is not None:
-            logger.info("%s", _ready_message(self._config, self._listener, self._state.serving))
+            # All of this stays: to look through it for garbage would hold all streams up.
+            gc.freeze()
+            serving, needs_key = self._state.serving, self._keys.needs_key
+            logger.info("%s", _ready_message(self._config, self._listener, serving, needs_key))
 
 
-def _ready_message(config: ServerConfig, listener: socket.socket, serving: Serving) -> str:
+def _ready_message(
+    config: ServerConfig, listener: socket.socket, serving: Serving, needs_key: bool
+) -> str:
     url = describe(config, listener)
     model = serving.model
     target = local_url(config, listener)
@@ -184,10 +190,11 @@ def _ready_message(config: ServerConfig, listener: socket.socket, serving: Servi
     path, body = "/v1/chat/completions", '{"messages": [{"role": "user", "content": "Hello!"}]}'
     if not model.generates:
         path, body = "/v1/embeddings", '{"input": "Hello!"}'
+    key = " -H 'Authorization: Bearer KEY'" if needs_key else ""
     return (
         f"Octavo is ready on {url} serving {', '.join(model.names)} "
         f"(context {model.max_model_len} tokens, {serving.limits.num_blocks} cache blocks). Try:\n"
-        f"  curl {target}{path} -H 'Content-Type: application/json' -d '{body}'"
+        f"  curl {target}{path}{key} -H 'Content-Type: application/json' -d '{body}'"
     )
 
 

@@ -101,6 +101,18 @@ def test_a_run_serves_and_ends_with_code_0(
     assert "curl http://127.0.0.1:" in ready
 
 
+def test_the_command_to_try_shows_where_the_key_goes(
+    byte_bpe_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    run = Run(byte_bpe_dir, ScriptedExecutor(HELLO), api_key=("hidden",))
+
+    assert run.run(wait_until_ready) == 0
+    [ready] = [r.getMessage() for r in caplog.records if "is ready on" in r.getMessage()]
+    assert "/v1/chat/completions -H 'Authorization: Bearer KEY' -H 'Content-Type" in ready
+    assert "hidden" not in caplog.text
+
+
 def test_sigterm_lets_a_stream_end_and_refuses_new_work(byte_bpe_dir: Path) -> None:
     lines: list[str] = []
     refusals: list[str] = []
