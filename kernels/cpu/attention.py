@@ -40,12 +40,11 @@ from octavo.kernels.cpu.numbers import (
     widen_row,
 )
 from octavo.kernels.cpu.pool import report, shared_pool
+from octavo.kernels.cpu.processor import MAX_ROWS, PANEL
 from octavo.kernels.cpu.tile import (
     BF16_ROWS,
     DOT_KEYS,
     DOT_ROWS,
-    MAX_ROWS,
-    PANEL,
     dot_tile,
     gemm_tile,
 )

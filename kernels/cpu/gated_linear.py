@@ -10,14 +10,15 @@ from octavo.kernels.cpu.activation import GELU, GELU_TANH, SILU, activate
 from octavo.kernels.cpu.compiled import Kernel, inlined
 from octavo.kernels.cpu.intrinsics import keep_alive, load_f32, load_i64, store_f32
 from octavo.kernels.cpu.linear import WEIGHT_KINDS, fetch_from
-from octavo.kernels.cpu.numbers import round_row
-from octavo.kernels.cpu.tile import MAX_ROWS, PANEL, gemm_tile
+from octavo.kernels.cpu.numbers import F32, round_row, store_row
+from octavo.kernels.cpu.processor import MAX_ROWS, PANEL
+from octavo.kernels.cpu.tile import gemm_tile
 
-# The kernel's arguments, in this order. `wide` holds rows as the product reads them, `out` float32
-# rows of even length.
+# The kernel's arguments, in this order. `inputs` holds rows as the product reads them; `out` are
+# rows of even length, float32 if `wide`.
 (
     _CODE,
-    _WIDE,
+    _INPUTS,
     _TOKENS,
     _ROW_BYTES,
     _WEIGHTS,
@@ -28,7 +29,8 @@ from octavo.kernels.cpu.tile import MAX_ROWS, PANEL, gemm_tile
     _BLOCK,
     _OUT,
     _BIAS,
-) = range(12)
+    _WIDE_OUT,
+) = range(13)
 
 
 @inlined
@@ -72,13 +74,13 @@ def _gated_kernel(kind: int, activation: int) -> Callable[[Any, Any], None]:
                     begin = rows * number // tiles
                     count = rows * (number + 1) // tiles - begin
                     fetch = fetch_from(w, following, panel_bytes, number, tiles)
-                    wide = load_i64(a, _WIDE) + (first_row + begin) * row_bytes
+                    inputs = load_i64(a, _INPUTS) + (first_row + begin) * row_bytes
                     c = gate + 4 * PANEL * (half * rows + begin)
                     gemm_tile(
                         kind,
                         0,
                         count,
-                        wide,
+                        inputs,
                         row_bytes,
                         w,
                         stride,
@@ -96,11 +98,12 @@ def _gated_kernel(kind: int, activation: int) -> Callable[[Any, Any], None]:
             round_row(code, gate, rows * PANEL)
             for i in range(rows * PANEL):
                 store_f32(gate, i, load_f32(gate, i) * load_f32(up, i))
-            round_row(code, gate, rows * PANEL)
+            wide = load_i64(a, _WIDE_OUT)
+            size = 4 if code == F32 or wide != 0 else 2
             for row in range(rows):
-                out = load_i64(a, _OUT) + ((first_row + row) * inner + panel * PANEL) * 4
-                for i in range(PANEL):
-                    store_f32(out, i, load_f32(gate, row * PANEL + i))
+                place = (first_row + row) * inner + panel * PANEL
+                out = load_i64(a, _OUT) + place * size
+                store_row(code, wide, gate + row * PANEL * 4, out, PANEL)
         keep_alive(memory)
 
     return gated

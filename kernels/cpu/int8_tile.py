@@ -2,12 +2,12 @@
 """Products of int8 weights with int16 activations, emitted as LLVM IR.
 
 Both are whole numbers times a scale, which groups of 32 inputs share. Within a group everything is
-exact: a processor with AVX2 multiplies pairs of int16 and adds them as int32 in one instruction,
-twice the products of a float32 instruction, and LLVM joins it with the addition where there are
-VNNI instructions. int16 keeps activations finer than the rounding of bfloat16, so what a result
+exact: a processor multiplies pairs of int16 and adds them as int32 in one instruction, twice the
+products of a float32 instruction, and LLVM joins it with the addition where there are VNNI
+instructions. int16 keeps activations finer than the rounding of bfloat16, so what a result
 lacks is what the weights have lost.
 
-A stored group of a panel is [16 steps][16 outputs][2 inputs] int8 and the scales of the 16
+A stored group of a panel is [16 steps][PANEL outputs][2 inputs] int8 and the scales of the
 outputs, bfloat16; one of a row of activations is 32 int16 and a scale, float32.
 """
 
@@ -25,16 +25,15 @@ from octavo.kernels.cpu.intrinsics import (
     emit_prefetch,
     pointer,
 )
+from octavo.kernels.cpu.processor import HAS_AVX512, LANES, PANEL
 
 GROUP = 32
-PANEL = 16
 WEIGHT_GROUP_BYTES = GROUP * PANEL + 2 * PANEL
 ROW_GROUP_BYTES = 2 * GROUP + 4
 
 _STEPS = GROUP // 2
 _UNROLLED = 4  # steps
-_LANES = 8
-_HALVES = PANEL // _LANES  # vectors of a row of a tile
+_HALVES = PANEL // LANES  # vectors of a row of a tile
 _LARGEST = 32767.0
 # Below it the quotient of 32767 could be infinite; such a group counts as zero.
 _SMALLEST = 1e-30
@@ -46,10 +45,10 @@ _I16 = ir.IntType(16)
 _I32 = ir.IntType(32)
 _I64 = ir.IntType(64)
 _FLOAT = ir.FloatType()
-_BYTES = ir.VectorType(_I8, 2 * _LANES)
-_SHORTS = ir.VectorType(_I16, 2 * _LANES)
-_SUMS = ir.VectorType(_I32, _LANES)
-_FLOATS = ir.VectorType(_FLOAT, _LANES)
+_BYTES = ir.VectorType(_I8, 2 * LANES)
+_SHORTS = ir.VectorType(_I16, 2 * LANES)
+_SUMS = ir.VectorType(_I32, LANES)
+_FLOATS = ir.VectorType(_FLOAT, LANES)
 
 
 def _whole(value: int) -> ir.Constant:
@@ -60,12 +59,13 @@ def _broadcast(builder: Any, address: Any, element: ir.Type, vector: ir.VectorTy
     scalar = emit_load(builder, address, element, 4)
     undefined = ir.Constant(vector, ir.Undefined)
     single = builder.insert_element(undefined, scalar, ir.Constant(_I32, 0))
-    return builder.shuffle_vector(single, undefined, ir.Constant(_SUMS, [0] * _LANES))
+    return builder.shuffle_vector(single, undefined, ir.Constant(_SUMS, [0] * LANES))
 
 
 def _sums_of_group(builder: Any, weights: Any, rows: list[Any]) -> list[Any]:
     """The int32 sums of a group for each row and half of the panel, by a loop over its steps."""
-    multiply = declared(builder, "llvm.x86.avx2.pmadd.wd", _SUMS, [_SHORTS, _SHORTS])
+    name = "llvm.x86.avx512.pmaddw.d.512" if HAS_AVX512 else "llvm.x86.avx2.pmadd.wd"
+    multiply = declared(builder, name, _SUMS, [_SHORTS, _SHORTS])
     before = builder.block
     loop = builder.append_basic_block("group.loop")
     after = builder.append_basic_block("group.after")
@@ -81,7 +81,7 @@ def _sums_of_group(builder: Any, weights: Any, rows: list[Any]) -> list[Any]:
         at = builder.add(weights, builder.mul(here, _whole(2 * PANEL)))
         halves = [
             builder.sext(
-                emit_load(builder, builder.add(at, _whole(2 * _LANES * half)), _BYTES, 1), _SHORTS
+                emit_load(builder, builder.add(at, _whole(2 * LANES * half)), _BYTES, 1), _SHORTS
             )
             for half in range(_HALVES)
         ]
@@ -95,7 +95,7 @@ def _sums_of_group(builder: Any, weights: Any, rows: list[Any]) -> list[Any]:
     following = builder.add(step, _whole(_UNROLLED))
     step.add_incoming(following, loop)
     for phi, value in zip(sums, new, strict=True):
-        phi.add_incoming(ir.Constant(_SUMS, [0] * _LANES), before)
+        phi.add_incoming(ir.Constant(_SUMS, [0] * LANES), before)
         phi.add_incoming(value, loop)
     builder.cbranch(builder.icmp_signed("<", following, _whole(_STEPS)), loop, after)
     builder.position_at_end(after)
@@ -109,16 +109,16 @@ def emit_int8_tile(builder: Any, rows: int, args: Any) -> None:
     fit the registers.
     """
     a, a_stride, w, w_stride, groups, fetch, fetch_stride, c, c_stride = args
-    fma = declared(builder, f"llvm.fma.v{_LANES}f32", _FLOATS, [_FLOATS] * 3)
+    fma = declared(builder, f"llvm.fma.v{LANES}f32", _FLOATS, [_FLOATS] * 3)
     c_rows = [builder.add(c, builder.mul(c_stride, _whole(r))) for r in range(rows)]
     a_rows = [builder.add(a, builder.mul(a_stride, _whole(r))) for r in range(rows)]
     totals = [
-        pointer(builder, builder.add(row, _whole(4 * _LANES * half)), _FLOATS)
+        pointer(builder, builder.add(row, _whole(4 * LANES * half)), _FLOATS)
         for row in c_rows
         for half in range(_HALVES)
     ]
     for total in totals:
-        builder.store(ir.Constant(_FLOATS, [0.0] * _LANES), total).align = 4
+        builder.store(ir.Constant(_FLOATS, [0.0] * LANES), total).align = 4
 
     entry = builder.block
     loop = builder.append_basic_block("tile.loop")
@@ -141,8 +141,8 @@ def emit_int8_tile(builder: Any, rows: int, args: Any) -> None:
             builder,
             emit_load(
                 builder,
-                builder.add(weights, _whole(GROUP * PANEL + 2 * _LANES * half)),
-                ir.VectorType(_I16, _LANES),
+                builder.add(weights, _whole(GROUP * PANEL + 2 * LANES * half)),
+                ir.VectorType(_I16, LANES),
                 2,
             ),
             _SUMS,

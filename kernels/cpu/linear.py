@@ -1,9 +1,12 @@
 # ruff: noqa: ANN401  # Numba has no types
 """Linear layers over weights packed once at load.
 
-Threads share the weight's panels of 16 output features, in groups of about 64 KiB. For more
+Threads share the weight's panels of output features, in groups of about 64 KiB. For more
 tokens than fit the cache, blocks of tokens times groups of panels. Few tokens run at the speed
 of memory; then the last pass over a panel prefetches the next one.
+
+A product reads rows of an even length: float32, or bfloat16 where the processor multiplies pairs
+of those, and quantized ones for int8 weights.
 """
 
 from collections.abc import Callable
@@ -16,14 +19,17 @@ from torch import Tensor
 
 from octavo.kernels.cpu.compiled import Kernel, inlined
 from octavo.kernels.cpu.intrinsics import (
+    copy_bytes,
     keep_alive,
     load_f32,
     load_i64,
+    store_bf16,
     store_f32,
 )
 from octavo.kernels.cpu.memory import weight_memory
-from octavo.kernels.cpu.numbers import CODES, F32, narrow_row, widen_row
+from octavo.kernels.cpu.numbers import BF16, CODES, F32, narrow_row, widen_row
 from octavo.kernels.cpu.pool import shared_pool
+from octavo.kernels.cpu.processor import HAS_BF16_DOT, MAX_ROWS, PANEL
 from octavo.kernels.cpu.quantize import (
     int8_panels,
     quantize_all,
@@ -31,13 +37,13 @@ from octavo.kernels.cpu.quantize import (
     quantized_row_bytes,
 )
 from octavo.kernels.cpu.scratch import scratch
-from octavo.kernels.cpu.tile import INT8, MAX_ROWS, PANEL, gemm_tile
+from octavo.kernels.cpu.tile import INT8, gemm_tile, rows_code
 
 _CHUNK_BYTES = 65536
-# A block of tokens in float32 has to stay in the level-2 cache beside a panel.
+# A block of tokens has to stay in the level-2 cache beside a panel.
 _BLOCK_BYTES = 196608
 _PREFETCH_BYTES = 1024
-_WIDEN_ALONE = 65536
+_PREPARED_ALONE = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,11 @@ class PackedWeight:
     row_bytes: int  # of activations as the product reads them
 
 
+def padded_row_bytes(dtype: torch.dtype, columns: int) -> int:
+    """Bytes of a row as products with weights of `dtype`, which is no int8, read it."""
+    return (columns + columns % 2) * (2 if rows_code(CODES[dtype]) == BF16 else 4)
+
+
 def pack_linear(weight: Tensor, bias: Tensor | None) -> PackedWeight:
     """See `octavo.kernels.ops.pack_linear`."""
     rows, columns = weight.shape
@@ -70,7 +81,7 @@ def pack_linear(weight: Tensor, bias: Tensor | None) -> PackedWeight:
     by_panel = wide.view(wide.shape[0] // PANEL, PANEL, -1).transpose(1, 2)
     memory = weight_memory.empty(tuple(by_panel.shape), wide.dtype).copy_(by_panel)
     panels = memory.view(weight.dtype).view(*by_panel.shape, depth)
-    return _packed(weight, bias, panels, 4 * (columns + columns % 2))
+    return _packed(weight, bias, panels, padded_row_bytes(weight.dtype, columns))
 
 
 def pack_int8_linear(weight: Tensor, bias: Tensor | None) -> PackedWeight:
@@ -104,28 +115,33 @@ def linear(x: Tensor, packed: PackedWeight) -> Tensor:
     tokens, columns = x.shape
     if columns != packed.num_inputs:
         raise ValueError(f"linear: {columns} inputs, the weight has {packed.num_inputs}")
+    kind = packed.panels.dtype
+    if kind not in (x.dtype, torch.int8):
+        raise ValueError(f"linear: inputs of {x.dtype}, the weight has {kind}")
     out = x.new_empty((tokens, packed.num_outputs))
     if tokens == 0:
         return out
-    code = CODES[x.dtype]
-    wide = scratch(tokens * packed.row_bytes)
+    code, first = CODES[x.dtype], 0
     pool = shared_pool()
-    quantized = packed.panels.dtype == torch.int8
-    first = 0
-    if tokens * columns <= _WIDEN_ALONE:
-        first = (quantize_all if quantized else _widen_all).address
+    if kind != torch.int8 and columns * x.itemsize == packed.row_bytes:
+        rows = x.data_ptr()
+    elif tokens * columns <= _PREPARED_ALONE:
+        rows = scratch(tokens * packed.row_bytes)
+        first = (quantize_all if kind == torch.int8 else _pad_all).address
     else:
-        prepare = quantize_rows if quantized else _widen_rows
-        rows = -(-_WIDEN_ALONE // (2 * columns))
-        pool.run(prepare, -(-tokens // rows), x.data_ptr(), code, wide, tokens, columns, rows)
+        rows = scratch(tokens * packed.row_bytes)
+        prepare = quantize_rows if kind == torch.int8 else _pad_rows
+        together = -(-_PREPARED_ALONE // (2 * columns))
+        chunks = -(-tokens // together)
+        pool.run(prepare, chunks, x.data_ptr(), code, rows, tokens, columns, together)
     group, block = chunk_shape(packed)
     groups = -(-packed.num_panels // group)
     pool.run(
-        PRODUCTS[packed.panels.dtype],
+        PRODUCTS[kind],
         groups * -(-tokens // block),
         x.data_ptr(),
         code,
-        wide,
+        rows,
         tokens,
         columns,
         packed.row_bytes,
@@ -150,26 +166,33 @@ def chunk_shape(packed: PackedWeight) -> tuple[int, int]:
 
 
 @inlined
-def _widen(x: int, code: int, wide: int, columns: int, first: int, end: int) -> None:
+def _pad(x: int, code: int, out: int, columns: int, first: int, end: int) -> None:
     padded = columns + columns % 2
     size = 4 if code == F32 else 2
     for row in range(first, end):
-        target = wide + row * padded * 4
-        widen_row(code, x + row * columns * size, target, columns)
-        if padded > columns:
-            store_f32(target, columns, np.float32(0))
+        source = x + row * columns * size
+        if HAS_BF16_DOT and code == BF16:
+            target = out + row * padded * 2
+            copy_bytes(target, source, columns * 2)
+            if padded > columns:
+                store_bf16(target, columns, np.float32(0))
+        else:
+            target = out + row * padded * 4
+            widen_row(code, source, target, columns)
+            if padded > columns:
+                store_f32(target, columns, np.float32(0))
 
 
-def _widen_all_kernel(a: int, chunk: int) -> None:
-    """All tokens to float32, each row to an even length."""
-    _widen(load_i64(a, 0), load_i64(a, 1), load_i64(a, 2), load_i64(a, 4), 0, load_i64(a, 3))
+def _pad_all_kernel(a: int, chunk: int) -> None:
+    """All tokens as a product reads them."""
+    _pad(load_i64(a, 0), load_i64(a, 1), load_i64(a, 2), load_i64(a, 4), 0, load_i64(a, 3))
 
 
-def _widen_rows_kernel(a: int, chunk: int) -> None:
-    """A chunk of tokens to float32."""
+def _pad_rows_kernel(a: int, chunk: int) -> None:
+    """A chunk of tokens as a product reads them."""
     rows = load_i64(a, 5)
     end = min(load_i64(a, 3), (chunk + 1) * rows)
-    _widen(load_i64(a, 0), load_i64(a, 1), load_i64(a, 2), load_i64(a, 4), chunk * rows, end)
+    _pad(load_i64(a, 0), load_i64(a, 1), load_i64(a, 2), load_i64(a, 4), chunk * rows, end)
 
 
 @inlined
@@ -213,12 +236,12 @@ def _product_kernel(kind: int) -> Callable[[Any, Any], None]:
                 begin = first_row + rows * number // tiles
                 count = first_row + rows * (number + 1) // tiles - begin
                 fetch = fetch_from(w, w + panel_bytes, panel_bytes, number, tiles)
-                wide = load_i64(a, 2) + begin * row_bytes
+                inputs = load_i64(a, 2) + begin * row_bytes
                 gemm_tile(
                     kind,
                     0,
                     count,
-                    wide,
+                    inputs,
                     row_bytes,
                     w,
                     stride,
@@ -245,7 +268,7 @@ def _product_kernel(kind: int) -> Callable[[Any, Any], None]:
     return product
 
 
-_widen_all = Kernel(_widen_all_kernel)
-_widen_rows = Kernel(_widen_rows_kernel)
+_pad_all = Kernel(_pad_all_kernel)
+_pad_rows = Kernel(_pad_rows_kernel)
 WEIGHT_KINDS = {**CODES, torch.int8: INT8}
 PRODUCTS = {dtype: Kernel(_product_kernel(kind)) for dtype, kind in WEIGHT_KINDS.items()}

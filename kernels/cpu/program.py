@@ -20,13 +20,14 @@ from octavo.kernels.cpu.compiled import Kernel
 from octavo.kernels.cpu.embedding import embedding_kernel
 from octavo.kernels.cpu.gated_linear import GATED_PRODUCTS
 from octavo.kernels.cpu.heads import heads_kernel
-from octavo.kernels.cpu.linear import PRODUCTS, PackedWeight, chunk_shape
+from octavo.kernels.cpu.linear import PRODUCTS, PackedWeight, chunk_shape, padded_row_bytes
 from octavo.kernels.cpu.norm import CHUNK_ELEMENTS as NORM_ELEMENTS
 from octavo.kernels.cpu.norm import norm_kernel
 from octavo.kernels.cpu.numbers import CODES, F32, float_bits
+from octavo.kernels.cpu.processor import PANEL
 from octavo.kernels.cpu.quantize import quantize_rows, quantized_row_bytes
 from octavo.kernels.cpu.rotary import CHUNK_ELEMENTS as HEAD_ELEMENTS
-from octavo.kernels.cpu.tile import PANEL
+from octavo.kernels.cpu.tile import rows_code
 from octavo.kernels.step_program import (
     HeadShape,
     KeyValueCache,
@@ -105,12 +106,12 @@ class _CacheAddress:
 class Form(Enum):
     """How numbers lie in a row.
 
-    Wide rows are float32 of an even length, the form in which linear layers read them, and hold
-    numbers that fit the element type of the program. Those with int8 weights read quantized rows.
+    Padded rows have an even length and the element type in which linear layers read them; their
+    numbers fit that of the program. Layers with int8 weights read quantized rows.
     """
 
     PLAIN = auto()
-    WIDE = auto()
+    PADDED = auto()
     QUANTIZED = auto()
 
 
@@ -122,27 +123,22 @@ class Rows:
     columns: int
     form: Form
 
-    @property
-    def padded(self) -> int:
-        """Numbers from one row to the next."""
-        return self.columns + self.columns % 2 if self.form is Form.WIDE else self.columns
-
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """Memory that Rows of one shape use in turn; the padding of wide rows is always zero."""
+    """Memory that Rows of one shape use in turn; the padding is always zero."""
 
     number: int
     columns: int
     form: Form
 
-    def row_bytes(self, itemsize: int) -> int:
-        """Bytes for each token, `itemsize` being that of plain numbers."""
+    def row_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes for each token of a program of `dtype`."""
         match self.form:
             case Form.PLAIN:
-                return self.columns * itemsize
-            case Form.WIDE:
-                return 4 * (self.columns + 1)
+                return self.columns * dtype.itemsize
+            case Form.PADDED:
+                return padded_row_bytes(dtype, self.columns)
             case Form.QUANTIZED:
                 return quantized_row_bytes(self.columns)
 
@@ -165,6 +161,7 @@ class Program:
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
         self._code = CODES[dtype]
+        self._padded_code = rows_code(self._code)
         self._instructions: list[_Instruction] = []
         self._num_rows = 0
         self._kept: list[Tensor | PackedWeight] = []
@@ -190,13 +187,13 @@ class Program:
 
     def rms_norm(self, residual: Rows, weight: Tensor, eps: float) -> Rows:
         """See `StepProgram.rms_norm`."""
-        out = self._new_rows(weight.shape[0], Form.WIDE)
+        out = self._new_rows(weight.shape[0], Form.PADDED)
         self._norm((residual, 0, 0), (weight, eps), out)
         return out
 
     def add_rms_norm(self, x: Rows, residual: Rows, weight: Tensor, eps: float) -> Rows:
         """See `StepProgram.add_rms_norm`."""
-        out = self._new_rows(weight.shape[0], Form.WIDE)
+        out = self._new_rows(weight.shape[0], Form.PADDED)
         self._norm((x, residual, residual), (weight, eps), out)
         return out
 
@@ -229,12 +226,13 @@ class Program:
         if inner % PANEL:
             raise NoLoweringError(f"an MLP of {inner} features, which is no multiple of {PANEL}")
         x = self._as_read_by(packed, x)
-        out = self._new_rows(inner, Form.WIDE)
+        out = self._new_rows(inner, Form.PADDED)
         group, block = chunk_shape(packed)
         group = -(-group // 2)
         arguments = (
             *(self._code, x, _Fact.TOKENS, packed.row_bytes, packed.address, packed.panel_bytes),
             *(packed.steps, inner, group, block, out, packed.bias_address),
+            int(self._padded_code == F32),
         )
         kernel = GATED_PRODUCTS[packed.panels.dtype, _ACTIVATIONS[activation]]
         groups = -(-inner // PANEL // group)
@@ -244,7 +242,7 @@ class Program:
     def attention(self, qkv: Rows, heads: HeadShape, layer: LayerAttention) -> Rows:
         """See `StepProgram.attention`."""
         q = self._new_rows(heads.q_heads * heads.size, Form.PLAIN)
-        out = self._new_rows(heads.q_heads * heads.size, Form.WIDE)
+        out = self._new_rows(heads.q_heads * heads.size, Form.PADDED)
         keys, values = _CacheAddress(layer.index, 0), _CacheAddress(layer.index, 1)
         tile = _Tile(tokens_per_tile(heads.q_heads // heads.kv_heads))
         self._prepare_heads((qkv, q, keys, values), heads, layer)
@@ -253,7 +251,8 @@ class Program:
             *(_Fact.TABLES, _Fact.TABLE_STRIDE, _Fact.LENGTHS, _Fact.STARTS),
             *(_Fact.SEQUENCES, heads.q_heads, heads.kv_heads, _Fact.BLOCK_SIZE, heads.size),
             *(_Fact.BLOCKS, out, float_bits(layer.scale), layer.window or 0, float_bits(0.0)),
-            *(tile, _Fact.TABLE_COLUMNS, 1, _ItemsPerChunk(tile, heads.kv_heads)),
+            *(tile, _Fact.TABLE_COLUMNS, int(self._padded_code == F32)),
+            _ItemsPerChunk(tile, heads.kv_heads),
         )
         problem = "paged_attention: a block table names a block outside the cache"
         self._add(ATTENTION[self._dtype], _ItemChunks(tile, heads.kv_heads), arguments, problem)
@@ -304,8 +303,9 @@ class Program:
         self._check(weight)
         columns = weight.shape[0]
         per_chunk = max(1, NORM_ELEMENTS // columns)
-        wide = isinstance(out, Rows)
-        row_bytes = 4 * out.padded if isinstance(out, Rows) else columns * self._dtype.itemsize
+        wide, row_bytes = False, columns * self._dtype.itemsize
+        if isinstance(out, Rows):
+            wide, row_bytes = self._padded_code == F32, padded_row_bytes(self._dtype, columns)
         arguments = (
             *inputs,
             *(weight.data_ptr(), out, self._code, _Fact.TOKENS, columns, per_chunk),
@@ -325,13 +325,14 @@ class Program:
         self._kept.append(packed)
 
     def _as_read_by(self, packed: PackedWeight, x: Rows) -> Rows:
-        """`x`, which is wide, in the form that the product with `packed` reads."""
+        """`x`, which is padded, in the form that the product with `packed` reads."""
         if packed.panels.dtype != torch.int8:
             return x
         out = self._new_rows(packed.num_inputs, Form.QUANTIZED)
         per_chunk = max(1, _QUANTIZED_ELEMENTS // packed.num_inputs)
-        # The padding of wide rows is zero, which changes no group.
-        arguments = (x, F32, out, _Fact.TOKENS, x.padded, per_chunk)
+        # Padding is zero, which changes no group.
+        columns = x.columns + x.columns % 2
+        arguments = (x, self._padded_code, out, _Fact.TOKENS, columns, per_chunk)
         self._add(quantize_rows, _Chunks(1, per_chunk), arguments)
         return out
 
@@ -353,7 +354,7 @@ class _Linked:
     """The matrix of a finished program, and the values of its words."""
 
     def __init__(self, instructions: Sequence[_Instruction], dtype: torch.dtype) -> None:
-        self._item = dtype.itemsize
+        self._dtype = dtype
         self._problems = [instruction.problem for instruction in instructions]
         self._code = np.zeros((len(instructions), pool.INSTRUCTION_WORDS), np.int64)
         self._capacity = 0
@@ -427,7 +428,7 @@ class _Linked:
         for word, number in self._numbers.items():
             if isinstance(word, _Memory):
                 offsets[number] = offset
-                offset += -(-tokens * word.row_bytes(self._item) // _ALIGNMENT) * _ALIGNMENT
+                offset += -(-tokens * word.row_bytes(self._dtype) // _ALIGNMENT) * _ALIGNMENT
         self._memory = torch.zeros(offset + _ALIGNMENT, dtype=torch.uint8)
         start = self._memory.data_ptr()
         start += -start % _ALIGNMENT

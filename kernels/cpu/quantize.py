@@ -10,7 +10,6 @@ from torch import Tensor
 from octavo.kernels.cpu.compiled import Kernel, inlined
 from octavo.kernels.cpu.int8_tile import (
     GROUP,
-    PANEL,
     ROW_GROUP_BYTES,
     WEIGHT_GROUP_BYTES,
     quantize_group,
@@ -18,6 +17,7 @@ from octavo.kernels.cpu.int8_tile import (
 from octavo.kernels.cpu.intrinsics import keep_alive, load_i64, store_f32
 from octavo.kernels.cpu.memory import weight_memory
 from octavo.kernels.cpu.numbers import F32, widen_row
+from octavo.kernels.cpu.processor import PANEL
 
 _LARGEST = 127
 # Weights are widened in parts of so many panels: a head can have more than a hundred thousand rows.
@@ -38,7 +38,7 @@ def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def int8_panels(weight: Tensor) -> Tensor:
-    """`weight` [N, K] as int8 [N / 16, K / 32, bytes of a group of a panel], padded by zeros."""
+    """`weight` [N, K] as int8 [N / PANEL, K / 32, bytes of a group of a panel], padded by zeros."""
     rows, columns = weight.shape
     shape = (-(-rows // PANEL), -(-columns // GROUP), WEIGHT_GROUP_BYTES)
     panels = weight_memory.empty(shape, torch.int8)

@@ -1,12 +1,12 @@
 # ruff: noqa: ANN401, PLR0913  # Numba and llvmlite have no types; kernels take addresses and sizes
 """The core of all matrix products here: one tile of C = A x W, emitted as LLVM IR.
 
-W is stored in panels of 16 columns, so that one row of a panel fills two AVX registers:
+W is stored in panels of `PANEL` columns, so that one row of a panel fills two registers:
 
-    bfloat16  [K / 2][16][2]   rows k and k + 1 side by side; widening is then a shift for
-                               the one and a mask for the other, without a shuffle
-    float16   [K][16]
-    float32   [K][16]
+    bfloat16  [K / 2][PANEL][2]   rows k and k + 1 side by side: what a dot product of pairs
+                                  takes; widening is a shift for the one, a mask for the other
+    float16   [K][PANEL]
+    float32   [K][PANEL]
 
 `BF16_ROWS` reads bfloat16 rows as they lie in the KV cache instead, `INT8` panels of whole
 numbers with scales, see `int8_tile`.
@@ -22,7 +22,6 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from octavo.kernels.cpu.int8_tile import PANEL as PANEL
 from octavo.kernels.cpu.int8_tile import emit_int8_tile
 from octavo.kernels.cpu.intrinsics import (
     Typed,
@@ -33,32 +32,53 @@ from octavo.kernels.cpu.intrinsics import (
     pointer,
 )
 from octavo.kernels.cpu.numbers import BF16, F16, F32
+from octavo.kernels.cpu.processor import HAS_BF16_DOT, LANES, MAX_ROWS, PANEL
 
 BF16_ROWS = 3
 INT8 = 4
-# Five rows of two registers, four for weights, a broadcast and a mask: all sixteen of AVX2.
-MAX_ROWS = 5
-
 _I32 = ir.IntType(32)
 _I64 = ir.IntType(64)
 _FLOAT = ir.FloatType()
-_VECTOR = ir.VectorType(_FLOAT, PANEL)
-_WORDS = ir.VectorType(_I32, PANEL)
-_HALVES = ir.VectorType(ir.HalfType(), PANEL)
-_SHORTS = ir.VectorType(ir.IntType(16), PANEL)
+_VECTOR = ir.VectorType(_FLOAT, LANES)
+_WORDS = ir.VectorType(_I32, LANES)
+_HALVES = ir.VectorType(ir.HalfType(), LANES)
+_SHORTS = ir.VectorType(ir.IntType(16), LANES)
 
 
-def _broadcast(builder: Any, address: Any) -> Any:
-    scalar = emit_load(builder, address, _FLOAT, 4)
-    single = builder.insert_element(
-        ir.Constant(_VECTOR, ir.Undefined), scalar, ir.Constant(_I32, 0)
-    )
-    lanes = ir.Constant(ir.VectorType(_I32, PANEL), [0] * PANEL)
-    return builder.shuffle_vector(single, ir.Constant(_VECTOR, ir.Undefined), lanes)
+class _BFloat(ir.Type):
+    """LLVM's bfloat, which llvmlite does not name."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+_PAIRS_OF_BF16 = ir.VectorType(_BFloat(), 2 * LANES)
+
+
+def rows_code(kind: int) -> int:
+    """Element type of the rows A that products with weights of a float `kind` read."""
+    return BF16 if kind == BF16 and HAS_BF16_DOT else F32
+
+
+def _broadcast(builder: Any, address: Any, vector: ir.VectorType) -> Any:
+    undefined = ir.Constant(vector, ir.Undefined)
+    scalar = emit_load(builder, address, vector.element, 4)
+    single = builder.insert_element(undefined, scalar, ir.Constant(_I32, 0))
+    return builder.shuffle_vector(single, undefined, ir.Constant(_WORDS, [0] * LANES))
+
+
+_STORED = {F32: 4, F16: 2, BF16_ROWS: 2, BF16: 4}
+"""Bytes of a column in a row of a stored panel."""
 
 
 def _weights(builder: Any, kind: int, address: Any) -> list[Any]:
-    """The float32 rows of W that one step consumes: two for bfloat16, else one."""
+    """The float32 rows of one half of W that a step consumes: two for bfloat16, else one."""
     if kind == F32:
         return [emit_load(builder, address, _VECTOR, 4)]
     if kind == F16:
@@ -66,19 +86,60 @@ def _weights(builder: Any, kind: int, address: Any) -> list[Any]:
     if kind == BF16_ROWS:
         return [bf16_to_f32(builder, emit_load(builder, address, _SHORTS, 2), _WORDS, _VECTOR)]
     words = emit_load(builder, address, _WORDS, 4)
-    even = builder.shl(words, ir.Constant(_WORDS, [16] * PANEL))
-    odd = builder.and_(words, ir.Constant(_WORDS, [0xFFFF0000] * PANEL))
+    even = builder.shl(words, ir.Constant(_WORDS, [16] * LANES))
+    odd = builder.and_(words, ir.Constant(_WORDS, [0xFFFF0000] * LANES))
     return [builder.bitcast(even, _VECTOR), builder.bitcast(odd, _VECTOR)]
 
 
-def _emit_tile(builder: Any, kind: int, rows: int, accumulate: bool, args: Any) -> None:
+def _emit_step(builder: Any, kind: int, w: Any, a_rows: list[Any], sums: list[Any]) -> list[Any]:
+    """The sums after one more row of the stored panel at `w`, with A from the addresses.
+
+    Sums are those of the first half of the panel for each row, then of the second.
+    """
+    halves = [builder.add(w, ir.Constant(_I64, half * LANES * _STORED[kind])) for half in (0, 1)]
+    if rows_code(kind) == BF16:
+        name = "llvm.x86.avx512bf16.dpbf16ps.512"
+        combine = declared(builder, name, _VECTOR, [_VECTOR, _PAIRS_OF_BF16, _PAIRS_OF_BF16])
+        parts = [[emit_load(builder, half, _WORDS, 4)] for half in halves]
+        element, operand = _WORDS, _PAIRS_OF_BF16
+    else:
+        name = f"llvm.fma.v{LANES}f32"
+        combine = declared(builder, name, _VECTOR, [_VECTOR] * 3)
+        parts = [_weights(builder, kind, half) for half in halves]
+        element, operand = _VECTOR, _VECTOR
+    new = list(sums)
+    for k in range(len(parts[0])):
+        for r, row in enumerate(a_rows):
+            at = builder.add(row, ir.Constant(_I64, 4 * k))
+            number = builder.bitcast(_broadcast(builder, at, element), operand)
+            for half in (0, 1):
+                place = half * len(a_rows) + r
+                weights = builder.bitcast(parts[half][k], operand)
+                new[place] = _combined(builder, combine, new[place], number, weights)
+    return new
+
+
+def _combined(builder: Any, combine: Any, total: Any, number: Any, weights: Any) -> Any:
+    """total + number * weights; the dot product takes the total first."""
+    first = [total, number, weights] if weights.type == _PAIRS_OF_BF16 else [number, weights, total]
+    return builder.call(combine, first)
+
+
+def emit_tile(builder: Any, kind: int, rows: int, accumulate: bool, args: Any) -> None:
+    """See `gemm_tile`, whose last nine arguments are `args`; `kind` is none of whole numbers."""
     a, stride, w, w_stride, steps, fetch, fetch_stride, c, c_stride = args
-    per_step = 2 if kind == BF16 else 1
-    zero = ir.Constant(_VECTOR, [0.0] * PANEL)
-    fma = declared(builder, f"llvm.fma.v{PANEL}f32", _VECTOR, [_VECTOR] * 3)
-    c_rows = [builder.add(c, builder.mul(c_stride, ir.Constant(_I64, r))) for r in range(rows)]
+    # A pair of bfloat16 is as long as one float32.
+    step_bytes = 8 if kind == BF16 and rows_code(kind) == F32 else 4
+    zero = ir.Constant(_VECTOR, [0.0] * LANES)
     a_rows = [builder.add(a, builder.mul(stride, ir.Constant(_I64, r))) for r in range(rows)]
-    start = [emit_load(builder, row, _VECTOR, 4) if accumulate else zero for row in c_rows]
+    places = [
+        builder.add(
+            c, builder.add(builder.mul(c_stride, ir.Constant(_I64, r)), ir.Constant(_I64, at))
+        )
+        for at in (0, 4 * LANES)
+        for r in range(rows)
+    ]
+    start = [emit_load(builder, place, _VECTOR, 4) if accumulate else zero for place in places]
 
     entry = builder.block
     loop = builder.append_basic_block("tile.loop")
@@ -94,13 +155,15 @@ def _emit_tile(builder: Any, kind: int, rows: int, accumulate: bool, args: Any) 
         phi.add_incoming(value, entry)
         sums.append(phi)
     here = builder.add(w, builder.mul(index, w_stride))
-    emit_prefetch(builder, builder.add(fetch, builder.mul(index, fetch_stride)))
-    offset = builder.mul(index, ir.Constant(_I64, 4 * per_step))
-    new = list(sums)
-    for k, weight in enumerate(_weights(builder, kind, here)):
-        for r in range(rows):
-            at = builder.add(builder.add(a_rows[r], offset), ir.Constant(_I64, 4 * k))
-            new[r] = builder.call(fma, [_broadcast(builder, at), weight, new[r]])
+    fetched = builder.add(fetch, builder.mul(index, fetch_stride))
+    lines = PANEL * _STORED[kind] // 64
+    for line in range(lines):
+        part = builder.sdiv(
+            builder.mul(fetch_stride, ir.Constant(_I64, line)), ir.Constant(_I64, lines)
+        )
+        emit_prefetch(builder, builder.add(fetched, part))
+    offset = builder.mul(index, ir.Constant(_I64, step_bytes))
+    new = _emit_step(builder, kind, here, [builder.add(row, offset) for row in a_rows], sums)
     following = builder.add(index, ir.Constant(_I64, 1))
     index.add_incoming(following, loop)
     for phi, value in zip(sums, new, strict=True):
@@ -114,9 +177,8 @@ def _emit_tile(builder: Any, kind: int, rows: int, accumulate: bool, args: Any) 
         phi.add_incoming(before, entry)
         phi.add_incoming(value, loop)
         final.append(phi)
-    for r in range(rows):
-        store = builder.store(final[r], pointer(builder, c_rows[r], _VECTOR))
-        store.align = 4
+    for place, value in zip(places, final, strict=True):
+        builder.store(value, pointer(builder, place, _VECTOR)).align = 4
 
 
 @intrinsic(prefer_literal=True)
@@ -135,11 +197,13 @@ def gemm_tile(
     c: Any,
     c_stride: Any,
 ) -> Typed:
-    """C[rows, 16] = (C if accumulate) + A[rows, K] x panel; A and C float32, rows 1 to 5.
+    """C[rows, PANEL] = (C if accumulate) + A[rows, K] x panel; rows 1 to `MAX_ROWS`, C float32.
+
+    A has the element type `rows_code(kind)`.
 
     `kind` and `accumulate` are literals. Strides are in bytes; `steps` counts rows of the stored
     panel (K, or K / 2 for bfloat16), which lie `w_stride` apart. Each step asks for the cache
-    line at `fetch`, which moves on by `fetch_stride`. For `INT8`, which cannot accumulate, A is
+    lines of `fetch_stride` bytes from `fetch`, which moves on by as much. For `INT8`, which cannot accumulate, A is
     quantized, steps are groups, and a step asks for `fetch_stride` bytes.
     """
     if not all(isinstance(item, types.IntegerLiteral) for item in (kind, accumulate)):
@@ -151,7 +215,7 @@ def gemm_tile(
             if kind_value == INT8:
                 emit_int8_tile(builder, count, args[3:])
             else:
-                _emit_tile(builder, kind_value, count, accumulate_value, args[3:])
+                emit_tile(builder, kind_value, count, accumulate_value, args[3:])
 
         _emit_switch(builder, args[2], MAX_ROWS, emit)
         return context.get_dummy_value()
@@ -173,13 +237,13 @@ def _emit_switch(builder: Any, rows: Any, most: int, emit: Callable[[int], None]
     builder.position_at_end(after)
 
 
-_LANES = 8
+_DOT_LANES = 8
 DOT_KEYS = 4
 DOT_ROWS = 3
-_LANE_VECTOR = ir.VectorType(_FLOAT, _LANES)
+_LANE_VECTOR = ir.VectorType(_FLOAT, _DOT_LANES)
 _LANE_LOADS = {
-    BF16: ir.VectorType(ir.IntType(16), _LANES),
-    F16: ir.VectorType(ir.HalfType(), _LANES),
+    BF16: ir.VectorType(ir.IntType(16), _DOT_LANES),
+    F16: ir.VectorType(ir.HalfType(), _DOT_LANES),
     F32: _LANE_VECTOR,
 }
 
@@ -187,7 +251,7 @@ _LANE_LOADS = {
 def _load_lanes(builder: Any, kind: int, address: Any) -> Any:
     value = emit_load(builder, address, _LANE_LOADS[kind], 2)
     if kind == BF16:
-        return bf16_to_f32(builder, value, ir.VectorType(_I32, _LANES), _LANE_VECTOR)
+        return bf16_to_f32(builder, value, ir.VectorType(_I32, _DOT_LANES), _LANE_VECTOR)
     return builder.fpext(value, _LANE_VECTOR) if kind == F16 else value
 
 
@@ -216,7 +280,7 @@ def _sums_of_four(builder: Any, vectors: list[Any]) -> Any:
 
 def _emit_dots(builder: Any, kind: int, rows: int, args: Any) -> None:
     q, q_stride, keys, key_stride, steps, out, out_stride = args
-    fma = declared(builder, f"llvm.fma.v{_LANES}f32", _LANE_VECTOR, [_LANE_VECTOR] * 3)
+    fma = declared(builder, f"llvm.fma.v{_DOT_LANES}f32", _LANE_VECTOR, [_LANE_VECTOR] * 3)
     entry = builder.block
     loop = builder.append_basic_block("dots.loop")
     done = builder.append_basic_block("dots.done")
@@ -227,8 +291,8 @@ def _emit_dots(builder: Any, kind: int, rows: int, args: Any) -> None:
     index.add_incoming(ir.Constant(_I64, 0), entry)
     sums = [builder.phi(_LANE_VECTOR) for _ in range(rows * DOT_KEYS)]
     size = 4 if kind == F32 else 2
-    key_offset = builder.mul(index, ir.Constant(_I64, _LANES * size))
-    q_offset = builder.mul(index, ir.Constant(_I64, _LANES * 4))
+    key_offset = builder.mul(index, ir.Constant(_I64, _DOT_LANES * size))
+    q_offset = builder.mul(index, ir.Constant(_I64, _DOT_LANES * 4))
     vectors = []
     for key in range(DOT_KEYS):
         row = builder.add(keys, builder.mul(key_stride, ir.Constant(_I64, key)))
@@ -242,7 +306,7 @@ def _emit_dots(builder: Any, kind: int, rows: int, args: Any) -> None:
     following = builder.add(index, ir.Constant(_I64, 1))
     index.add_incoming(following, loop)
     for phi, value in zip(sums, new, strict=True):
-        phi.add_incoming(ir.Constant(_LANE_VECTOR, [0.0] * _LANES), entry)
+        phi.add_incoming(ir.Constant(_LANE_VECTOR, [0.0] * _DOT_LANES), entry)
         phi.add_incoming(value, loop)
     builder.cbranch(builder.icmp_signed("<", following, steps), loop, done)
 

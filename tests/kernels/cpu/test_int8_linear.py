@@ -4,11 +4,9 @@ import gguf
 import pytest
 import torch
 from gguf.quants import dequantize, quantize
-from llvmlite import binding, ir
 from torch import Tensor
 
 from octavo.kernels import ops
-from octavo.kernels.cpu.int8_tile import emit_int8_tile
 from octavo.kernels.cpu.linear import linear, pack_int8_linear
 
 _SHAPES = [(1, 64, 48), (2, 63, 17), (3, 65, 1), (5, 2, 16), (7, 576, 100), (31, 130, 33)]
@@ -106,23 +104,3 @@ def test_weights_lose_no_more_than_in_q8_0() -> None:
 def test_packing_elsewhere_is_refused() -> None:
     with ops.int8_weights(), ops.reference_only(), pytest.raises(ValueError, match="no int8"):
         ops.pack_linear(torch.ones(5, 4))
-
-
-@pytest.mark.parametrize(
-    ("processor", "has_vnni"),
-    [("haswell", False), ("alderlake", True), ("znver4", True)],  # AVX2, AVX-VNNI, AVX512-VNNI
-)
-def test_vnni_is_used_where_it_is(processor: str, has_vnni: bool) -> None:
-    module = ir.Module()
-    kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 9)
-    function = ir.Function(module, kind, "tile")
-    builder = ir.IRBuilder(function.append_basic_block())
-    emit_int8_tile(builder, 4, function.args)
-    builder.ret_void()
-    binding.initialize_all_targets()
-    binding.initialize_all_asmprinters()
-    parsed = binding.parse_assembly(str(module))
-    target = binding.Target.from_triple("x86_64-unknown-linux-gnu")
-    assembly = target.create_target_machine(cpu=processor, opt=3).emit_assembly(parsed)
-    assert ("vpdpwssd" in assembly) == has_vnni
-    assert has_vnni or "vpmaddwd" in assembly
