@@ -48,11 +48,14 @@ def declared(builder: Any, name: str, result: ir.Type, arguments: list[ir.Type])
     return ir.Function(builder.module, ir.FunctionType(result, arguments), name)
 
 
-def emit_prefetch(builder: Any, address: Any) -> None:
+NEAREST_CACHE, SECOND_CACHE = 3, 2
+
+
+def emit_prefetch(builder: Any, address: Any, cache: int = NEAREST_CACHE) -> None:
     """Ask for the cache line at `address`, to be read soon; any address is allowed."""
     byte = ir.IntType(8).as_pointer()
     function = declared(builder, "llvm.prefetch.p0", ir.VoidType(), [byte, _I32, _I32, _I32])
-    flags = [ir.Constant(_I32, value) for value in (0, 3, 1)]
+    flags = [ir.Constant(_I32, value) for value in (0, cache, 1)]
     builder.call(function, [builder.inttoptr(address, byte), *flags])
 
 
@@ -279,13 +282,76 @@ def call_kernel(typingctx: Any, function: Any, arguments: Any, chunk: Any) -> Ty
 
 @intrinsic
 def prefetch(typingctx: Any, address: Any) -> Typed:
-    """Ask for the cache line at `address`, to be read soon; any address is allowed."""
+    """Ask for the cache line at `address`; any address is allowed.
+
+    Into the second cache, which waits for more lines at once than the nearest.
+    """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        emit_prefetch(builder, args[0])
+        emit_prefetch(builder, args[0], SECOND_CACHE)
         return context.get_dummy_value()
 
     return types.void(types.int64), codegen
+
+
+@intrinsic
+def largest_f32(typingctx: Any, address: Any, first: Any, end: Any, least: Any) -> Typed:
+    """The largest of `least` and float32 first <= i < end at `address`; NaN may be missed."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _emit_largest(builder, *args)
+
+    return types.float32(types.int64, types.int64, types.int64, types.float32), codegen
+
+
+def _emit_largest(builder: Any, address: Any, first: Any, end: Any, least: Any) -> Any:
+    """Whole vectors, then one by one."""
+    lanes = 16
+    vector = ir.VectorType(_F32, lanes)
+    larger = declared(builder, f"llvm.maxnum.v{lanes}f32", vector, [vector] * 2)
+    of_two = declared(builder, "llvm.maxnum.f32", _F32, [_F32] * 2)
+    across = declared(builder, f"llvm.vector.reduce.fmax.v{lanes}f32", _F32, [vector])
+
+    def loop(begin: Any, stop: Any, step: int, start: Any, combine: Callable[..., Any]) -> Any:
+        before = builder.block
+        body, after = builder.append_basic_block("max.loop"), builder.append_basic_block("max.after")
+        builder.cbranch(builder.icmp_signed("<", begin, stop), body, after)
+        builder.position_at_end(body)
+        index, value = builder.phi(_I64), builder.phi(start.type)
+        index.add_incoming(begin, before)
+        value.add_incoming(start, before)
+        new = combine(index, value)
+        following = builder.add(index, ir.Constant(_I64, step))
+        index.add_incoming(following, body)
+        value.add_incoming(new, body)
+        builder.cbranch(builder.icmp_signed("<", following, stop), body, after)
+        builder.position_at_end(after)
+        result = builder.phi(start.type)
+        result.add_incoming(start, before)
+        result.add_incoming(new, body)
+        return result
+
+    def place(index: Any) -> Any:
+        return builder.add(address, builder.mul(index, ir.Constant(_I64, 4)))
+
+    whole = builder.and_(builder.sub(end, first), ir.Constant(_I64, -lanes))
+    middle = builder.add(first, whole)
+    nothing = ir.Constant(vector, [-3.4e38] * lanes)
+    wide = loop(
+        first,
+        middle,
+        lanes,
+        nothing,
+        lambda i, v: builder.call(larger, [v, emit_load(builder, place(i), vector, 4)]),
+    )
+    start = builder.call(of_two, [least, builder.call(across, [wide], fastmath=("nnan", "nsz"))])
+    return loop(
+        middle,
+        end,
+        1,
+        start,
+        lambda i, v: builder.call(of_two, [v, emit_load(builder, place(i), _F32, 4)]),
+    )
 
 
 @intrinsic

@@ -125,7 +125,9 @@ def _combined(builder: Any, combine: Any, total: Any, number: Any, weights: Any)
     return builder.call(combine, first)
 
 
-def emit_tile(builder: Any, kind: int, rows: int, accumulate: bool, args: Any) -> None:
+def emit_tile(
+    builder: Any, kind: int, rows: int, args: Any, accumulate: bool = False, fetches: bool = True
+) -> None:
     """See `gemm_tile`, whose last nine arguments are `args`; `kind` is none of whole numbers."""
     a, stride, w, w_stride, steps, fetch, fetch_stride, c, c_stride = args
     # A pair of bfloat16 is as long as one float32.
@@ -157,7 +159,7 @@ def emit_tile(builder: Any, kind: int, rows: int, accumulate: bool, args: Any) -
     here = builder.add(w, builder.mul(index, w_stride))
     fetched = builder.add(fetch, builder.mul(index, fetch_stride))
     lines = PANEL * _STORED[kind] // 64
-    for line in range(lines):
+    for line in range(lines if fetches else 0):
         part = builder.sdiv(
             builder.mul(fetch_stride, ir.Constant(_I64, line)), ir.Constant(_I64, lines)
         )
@@ -199,23 +201,22 @@ def gemm_tile(
 ) -> Typed:
     """C[rows, PANEL] = (C if accumulate) + A[rows, K] x panel; rows 1 to `MAX_ROWS`, C float32.
 
-    A has the element type `rows_code(kind)`.
-
-    `kind` and `accumulate` are literals. Strides are in bytes; `steps` counts rows of the stored
+    A has the element type `rows_code(kind)`; `kind` and `accumulate` are literals. Strides are in bytes; `steps` counts rows of the stored
     panel (K, or K / 2 for bfloat16), which lie `w_stride` apart. Each step asks for the cache
-    lines of `fetch_stride` bytes from `fetch`, which moves on by as much. For `INT8`, which cannot accumulate, A is
-    quantized, steps are groups, and a step asks for `fetch_stride` bytes.
+    lines of `fetch_stride` bytes from `fetch`, which moves on by as much; of none where that is
+    a literal, 0. For `INT8`, which cannot accumulate, A is quantized and steps are groups.
     """
     if not all(isinstance(item, types.IntegerLiteral) for item in (kind, accumulate)):
         return None  # type: ignore[return-value]  # Numba then reports the wrong types
     kind_value, accumulate_value = kind.literal_value, bool(accumulate.literal_value)
+    fetches = not isinstance(fetch_stride, types.IntegerLiteral)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         def emit(count: int) -> None:
             if kind_value == INT8:
                 emit_int8_tile(builder, count, args[3:])
             else:
-                emit_tile(builder, kind_value, count, accumulate_value, args[3:])
+                emit_tile(builder, kind_value, count, args[3:], accumulate_value, fetches)
 
         _emit_switch(builder, args[2], MAX_ROWS, emit)
         return context.get_dummy_value()

@@ -71,7 +71,9 @@ class _Case:
         actual = paged_attention(*arguments)
         expected = reference.paged_attention(*arguments)
         assert actual.dtype == self.dtype
-        torch.testing.assert_close(actual, expected)
+        # Of bfloat16, weights too may be rounded: 2^-9 of values of about 1, and once more.
+        close = {"rtol": 0.016, "atol": 0.004} if self.dtype == torch.bfloat16 else {}
+        torch.testing.assert_close(actual, expected, **close)
 
 
 @pytest.mark.parametrize("dtype", _DTYPES, ids=str)

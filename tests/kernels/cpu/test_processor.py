@@ -43,7 +43,7 @@ def _assembly(emit: str, cpu: str, features: str, monkeypatch: pytest.MonkeyPatc
     if emit == "int8":
         int8_tile.emit_int8_tile(builder, 4, function.args)
     else:
-        tile.emit_tile(builder, BF16, 4, False, function.args)
+        tile.emit_tile(builder, BF16, 4, function.args)
     builder.ret_void()
     binding.initialize_all_targets()
     binding.initialize_all_asmprinters()
