@@ -57,6 +57,8 @@ class Kernels(Protocol):
 class SamplingKernels(Protocol):
     """A back end for draws on the host."""
 
+    def argmax(self, logits: Tensor) -> tuple[Tensor, Tensor]: ...
+
     def draw(
         self, logits: Tensor, rows: Tensor, temperature: Tensor, uniforms: Tensor
     ) -> Tensor: ...

@@ -178,6 +178,13 @@ def output_bounds(weight: LinearWeight, factors: Tensor) -> Tensor:
     return projection.output_bounds(weight.packed, factors)
 
 
+def logits(x: Tensor, weight: LinearWeight) -> Tensor:
+    """As `linear`, in fp32: [T, N]; numbers are rounded to the dtype of `x`, as a model's own are."""
+    if weight.kernels is cpu and weight.in_slices is None:
+        return cpu.linear(x, weight.packed, wide=True)
+    return linear(x, weight).float()
+
+
 def embedding(ids: Tensor, weight: Tensor) -> Tensor:
     """Rows `ids` [T] of `weight` [V, K]: [T, K]."""
     return _backend(weight).embedding(ids, weight)
@@ -339,7 +346,7 @@ def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
 
     A row that holds NaN gives NaN.
     """
-    return sampling.argmax(logits)
+    return _draws(logits).argmax(logits)
 
 
 def draw(logits: Tensor, rows: Tensor, temperature: Tensor, uniforms: Tensor) -> Tensor:

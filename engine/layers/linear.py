@@ -49,6 +49,10 @@ class Linear:
         """x [T, in_features] -> [T, N]."""
         return ops.linear(x, self.loaded())
 
+    def logits(self, x: Tensor) -> Tensor:
+        """x [T, in_features] -> fp32 [T, N], rounded to the dtype of `x`."""
+        return ops.logits(x, self.loaded())
+
     def loaded(self) -> ops.LinearWeight:
         """The packed weight; raises OctavoError before `pack`."""
         if self.packed is None:

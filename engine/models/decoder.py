@@ -214,7 +214,7 @@ class CausalLM(nn.Module):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """hidden [L, hidden_size] -> fp32 [L, vocab_size]."""
-        return self.lm_head(hidden).float()
+        return self.lm_head.logits(hidden)
 
     def cache_scales(self) -> tuple[CacheScales, ...]:
         """The scales of each layer for a cache in e4m3; they follow from the weights alone."""

@@ -21,13 +21,14 @@ from octavo.kernels.cpu.norm import add_rms_norm, rms_norm
 from octavo.kernels.cpu.pool import shared_pool
 from octavo.kernels.cpu.program import Program
 from octavo.kernels.cpu.rotary import rotary_embedding
-from octavo.kernels.cpu.sampling import draw, draw_filtered
+from octavo.kernels.cpu.sampling import argmax, draw, draw_filtered
 from octavo.kernels.cpu.selftest import can_quantize, can_sample, usable
 from octavo.kernels.reference import copy_blocks, embedding
 
 __all__ = [
     "Program",
     "add_rms_norm",
+    "argmax",
     "can_quantize",
     "can_sample",
     "copy_blocks",

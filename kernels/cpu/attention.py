@@ -49,6 +49,7 @@ from octavo.kernels.cpu.attention_item import (
 from octavo.kernels.cpu.attention_spans import (
     add_pairs,
     add_rows,
+    fetch_first_keys,
     multiplies_pairs,
     rows_kind,
     score_pairs,
@@ -274,6 +275,8 @@ def _attention_kernel(kind: int) -> Callable[[Any, Any], None]:
         item = chunk * load_i64(a, PER_CHUNK)
         end_item = item + load_i64(a, PER_CHUNK)
         found = locate(a, f, item)
+        if found:
+            fetch_first_keys(kind, a, f, first_key(a, f))
         while found:
             lay_out(a, f, memory.ctypes.data)
             _load_queries(kind, in_pairs, a, f)

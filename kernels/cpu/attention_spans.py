@@ -65,6 +65,14 @@ def _fetch_keys(a: int, f: int, key: int, count: int, key_bytes: int) -> None:
 
 
 @inlined
+def fetch_first_keys(code: int, a: int, f: int, key: int) -> None:
+    """Have the keys of an item's first span, from `key` on, brought near."""
+    block_size, key_bytes = load_i64(a, BLOCK_SIZE), load_i64(a, SIZE) * (4 if code == F32 else 2)
+    for column in range(0, SPAN, block_size):
+        _fetch_keys(a, f, key + column, block_size, key_bytes)
+
+
+@inlined
 def score_rows(code: int, a: int, f: int, here: int, count: int) -> bool:
     """Scores of all rows with the keys `here` ... `here + count`; False for a wrong block."""
     size, block_size = load_i64(a, SIZE), load_i64(a, BLOCK_SIZE)

@@ -72,11 +72,6 @@ def inlined(function: Callable[..., Any]) -> Any:
     return numba.njit(nogil=True, error_model="numpy", fastmath=_FLAGS)(function)
 
 
-def inlined_ignoring_nan(function: Callable[..., Any]) -> Any:
-    """As `inlined`, for searches that LLVM turns into vectors only where NaN may be missed."""
-    return numba.njit(nogil=True, error_model="numpy", fastmath=_FLAGS | {"nnan"})(function)
-
-
 def _with_cache(build: Callable[[], Any]) -> Any:
     # The folder is read when a function is decorated; other users of Numba keep theirs.
     before = numba_config.CACHE_DIR

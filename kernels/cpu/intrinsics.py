@@ -314,7 +314,10 @@ def _emit_largest(builder: Any, address: Any, first: Any, end: Any, least: Any) 
 
     def loop(begin: Any, stop: Any, step: int, start: Any, combine: Callable[..., Any]) -> Any:
         before = builder.block
-        body, after = builder.append_basic_block("max.loop"), builder.append_basic_block("max.after")
+        body, after = (
+            builder.append_basic_block("max.loop"),
+            builder.append_basic_block("max.after"),
+        )
         builder.cbranch(builder.icmp_signed("<", begin, stop), body, after)
         builder.position_at_end(body)
         index, value = builder.phi(_I64), builder.phi(start.type)
@@ -336,7 +339,7 @@ def _emit_largest(builder: Any, address: Any, first: Any, end: Any, least: Any) 
 
     whole = builder.and_(builder.sub(end, first), ir.Constant(_I64, -lanes))
     middle = builder.add(first, whole)
-    nothing = ir.Constant(vector, [-3.4e38] * lanes)
+    nothing = ir.Constant(vector, [float("-inf")] * lanes)
     wide = loop(
         first,
         middle,

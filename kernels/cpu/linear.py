@@ -27,7 +27,7 @@ from octavo.kernels.cpu.intrinsics import (
     store_f32,
 )
 from octavo.kernels.cpu.memory import weight_memory
-from octavo.kernels.cpu.numbers import BF16, CODES, F32, narrow_row, widen_row
+from octavo.kernels.cpu.numbers import BF16, CODES, F32, store_row, widen_row
 from octavo.kernels.cpu.pool import shared_pool
 from octavo.kernels.cpu.processor import HAS_BF16_DOT, MAX_ROWS, PANEL
 from octavo.kernels.cpu.quantize import (
@@ -109,8 +109,8 @@ def _packed(weight: Tensor, bias: Tensor | None, panels: Tensor, row_bytes: int)
     )
 
 
-def linear(x: Tensor, packed: PackedWeight) -> Tensor:
-    """See `octavo.kernels.ops.linear`."""
+def linear(x: Tensor, packed: PackedWeight, wide: bool = False) -> Tensor:
+    """See `octavo.kernels.ops.linear`, and `logits` for what is `wide`."""
     x = x.contiguous()
     tokens, columns = x.shape
     if columns != packed.num_inputs:
@@ -118,7 +118,8 @@ def linear(x: Tensor, packed: PackedWeight) -> Tensor:
     kind = packed.panels.dtype
     if kind not in (x.dtype, torch.int8):
         raise ValueError(f"linear: inputs of {x.dtype}, the weight has {kind}")
-    out = x.new_empty((tokens, packed.num_outputs))
+    out_dtype = torch.float32 if wide else x.dtype
+    out = x.new_empty((tokens, packed.num_outputs), dtype=out_dtype)
     if tokens == 0:
         return out
     code, first = CODES[x.dtype], 0
@@ -154,6 +155,7 @@ def linear(x: Tensor, packed: PackedWeight) -> Tensor:
         out.data_ptr(),
         packed.num_outputs,
         packed.bias_address,
+        int(wide),
         first=first,
     )
     return out
@@ -219,7 +221,8 @@ def _product_kernel(kind: int) -> Callable[[Any, Any], None]:
             load_i64(a, 13),
             load_i64(a, 14),
         )
-        size = 4 if code == F32 else 2
+        wide = load_i64(a, 15)
+        size = 4 if code == F32 or wide != 0 else 2
         stride = panel_bytes // steps
         groups = (panels + group - 1) // group
         first_row = chunk // groups * block
@@ -260,9 +263,9 @@ def _product_kernel(kind: int) -> Callable[[Any, Any], None]:
                             total = load_f32(source, i) + load_f32(bias, panel * PANEL + i)
                             store_f32(source, i, total)
                     if width == PANEL:
-                        narrow_row(code, source, target, PANEL)
+                        store_row(code, wide, source, target, PANEL)
                     else:
-                        narrow_row(code, source, target, width)
+                        store_row(code, wide, source, target, width)
         keep_alive(tile)
 
     return product

@@ -28,7 +28,7 @@ from octavo.kernels.cpu.numbers import (
 )
 from octavo.kernels.cpu.pool import shared_pool
 
-CHUNK_ELEMENTS = 16384
+CHUNK_ELEMENTS = 4096
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

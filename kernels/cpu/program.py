@@ -211,7 +211,7 @@ class Program:
         arguments = (
             *(0, self._code, x, _Fact.TOKENS, packed.num_inputs, packed.row_bytes),
             *(packed.address, packed.panel_bytes, packed.steps, packed.num_panels, group, block),
-            *(out, packed.num_outputs, packed.bias_address),
+            *(out, packed.num_outputs, packed.bias_address, 0),
         )
         groups = -(-packed.num_panels // group)
         self._add(PRODUCTS[packed.panels.dtype], _Chunks(groups, block), arguments)

@@ -13,13 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.kernels.cpu.compiled import Kernel, inlined, inlined_ignoring_nan
+from octavo.kernels.cpu.compiled import Kernel, inlined
 from octavo.kernels.cpu.intrinsics import (
     keep_alive,
+    largest_f32,
     load_f32,
     load_f64,
     load_i32,
     load_i64,
+    store_f32,
     store_f64,
     store_i64,
 )
@@ -31,7 +33,7 @@ _BLOCK = 256
 _LEAST = np.float32(-87)  # below, a weight is 0
 _FIRST_DEPTH = np.float32(8)
 _ZERO = np.float32(0)
-_MINUS_INFINITY = np.float32(-np.inf)
+_MINUS_INFINITY, _NAN = np.float32(-np.inf), np.float32(np.nan)
 _ID_MASK = 0xFFFFFFFF
 
 # The kernels' arguments, in this order; from `_OUT` on, one number for each draw.
@@ -47,6 +49,17 @@ _ID_MASK = 0xFFFFFFFF
     _TOP_K,
     _TOP_P,
 ) = range(10)
+# In place of the uniforms, where nothing is drawn.
+_BEST = _UNIFORMS
+
+
+def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """See `octavo.kernels.ops.argmax`."""
+    rows, width = logits.shape
+    best, ids = torch.empty(rows), torch.empty(rows, dtype=torch.int64)
+    arguments = (logits.data_ptr(), logits.stride(0), width, ids.data_ptr(), best.data_ptr())
+    shared_pool().run(_argmax, rows, *arguments, long=True)
+    return best, ids
 
 
 def draw(logits: Tensor, rows: Tensor, temperature: Tensor, uniforms: Tensor) -> Tensor:
@@ -73,15 +86,6 @@ def draw_filtered(
     return ids
 
 
-@inlined_ignoring_nan
-def _largest(row: int, begin: int, end: int) -> np.float32:
-    best = _MINUS_INFINITY
-    for i in range(begin, end):
-        value = load_f32(row, i)
-        best = value if value > best else best
-    return best
-
-
 @inlined
 def _row(a: int, draw_number: int) -> int:
     row = load_i64(load_i64(a, _ROWS), draw_number)
@@ -106,10 +110,30 @@ def _weigh_block(
     return total
 
 
+def _argmax_kernel(a: Any, chunk: Any) -> None:
+    """The best of one row, and the first of its ids."""
+    width = load_i64(a, _WIDTH)
+    row = load_i64(a, _LOGITS) + 4 * chunk * load_i64(a, _STRIDE)
+    best, block = _MINUS_INFINITY, 0
+    for begin in range(0, width, _BLOCK):
+        largest = largest_f32(row, begin, min(begin + _BLOCK, width), best)
+        if largest > best:
+            best, block = largest, begin
+    place = block
+    while place < width - 1 and load_f32(row, place) < best:
+        place += 1
+    missed = 0
+    for i in range(width):
+        value = load_f32(row, i)
+        missed += 1 if value != value else 0  # noqa: PLR0124  # NaN
+    store_f32(load_i64(a, _BEST), chunk, _NAN if missed > 0 else best)
+    store_i64(load_i64(a, _OUT), chunk, place)
+
+
 def _draw_kernel(a: Any, chunk: Any) -> None:
     """One draw by the inverse CDF in order of ids: blocks first, then inside of one."""
     row, width = _row(a, chunk), load_i64(a, _WIDTH)
-    best = _largest(row, 0, width)
+    best = largest_f32(row, 0, width, _MINUS_INFINITY)
     temperature = load_f32(load_i64(a, _TEMPERATURE), chunk)
     blocks = (width + _BLOCK - 1) // _BLOCK
     memory = np.empty(blocks, np.float64)
@@ -216,7 +240,7 @@ def _take_best(keys: int, count: int) -> int:
 def _draw_filtered_kernel(a: Any, chunk: Any) -> None:
     """One draw from what min_p, top_k and top_p leave, best first."""
     row, width = _row(a, chunk), load_i64(a, _WIDTH)
-    best = _largest(row, 0, width)
+    best = largest_f32(row, 0, width, _MINUS_INFINITY)
     temperature = load_f32(load_i64(a, _TEMPERATURE), chunk)
     min_p, top_k, top_p = (
         load_f64(load_i64(a, _MIN_P), chunk),
@@ -275,5 +299,6 @@ def _draw_filtered_kernel(a: Any, chunk: Any) -> None:
     keep_alive(running)
 
 
+_argmax = Kernel(_argmax_kernel)
 _draw = Kernel(_draw_kernel)
 _draw_filtered = Kernel(_draw_filtered_kernel)

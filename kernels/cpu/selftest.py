@@ -18,7 +18,7 @@ from octavo.kernels.cpu.numbers import CODES
 from octavo.kernels.cpu.processor import FEATURES
 from octavo.kernels.cpu.quantize import quantize_weight
 from octavo.kernels.cpu.rotary import rotary_embedding
-from octavo.kernels.cpu.sampling import draw, draw_filtered
+from octavo.kernels.cpu.sampling import argmax, draw, draw_filtered
 from octavo.kernels.reference import sampling
 from octavo.kernels.sampling_args import SamplingFilters
 
@@ -151,6 +151,8 @@ def _sampling_checks() -> Iterator[tuple[str, bool]]:
         torch.tensor([0, 0, 20, 5]),
         torch.tensor([0.9, 1.0, 0.5, 1.0], dtype=torch.float64),
     )
+    found = zip(argmax(logits), sampling.argmax(logits), strict=True)
+    yield "argmax", all(torch.equal(actual, expected) for actual, expected in found)
     expected = sampling.draw(logits, rows, temperature, uniforms)
     yield "draw", torch.equal(draw(logits, rows, temperature, uniforms), expected)
     expected = sampling.draw_filtered(logits, rows, filters, uniforms)

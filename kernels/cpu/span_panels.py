@@ -107,9 +107,7 @@ def pair_values(
         part = builder.phi(_I64)
         part.add_incoming(_whole(0), before)
         offset = builder.mul(part, _whole(64))
-        first, second = (
-            emit_load(builder, builder.add(row, offset), _ROW, 2) for row in rows
-        )
+        first, second = (emit_load(builder, builder.add(row, offset), _ROW, 2) for row in rows)
         place = builder.add(target, builder.mul(part, part_bytes))
         for half in (0, 1):
             lanes = [lane for i in range(16 * half, 16 * half + 16) for lane in (i, 32 + i)]

@@ -45,7 +45,7 @@ _HALVES = ir.VectorType(ir.HalfType(), LANES)
 _SHORTS = ir.VectorType(ir.IntType(16), LANES)
 
 
-class _BFloat(ir.Type):
+class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite has no types
     """LLVM's bfloat, which llvmlite does not name."""
 
     def _to_string(self) -> str:

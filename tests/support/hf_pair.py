@@ -19,7 +19,7 @@ from octavo.kernels import ops
 BASE: dict[str, Any] = {
     "vocab_size": 515,
     "hidden_size": 48,
-    "intermediate_size": 80,
+    "intermediate_size": 96,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,

@@ -273,7 +273,7 @@ def make_markov_checkpoint(
         table = random_table() if script is None else script_table(script, eos_id)
     assert table.shape == (VOCAB_SIZE, VOCAB_SIZE)
     TOKENIZERS[tokenizer](directory, **tokenizer_options)
-    size, heads, head_dim, inner, eps = VOCAB_SIZE, 5, 8, 16, 1e-6
+    size, heads, head_dim, inner, eps = VOCAB_SIZE, 5, 8, 32, 1e-6
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
