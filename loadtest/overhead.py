@@ -3,13 +3,16 @@
 A server without a model (`octavo serve --load-format null`) gets one processor core, and this
 client another. Many streams then run as fast as that core lets them, which gives the throughput.
 With `--null-step-ms` its steps end when the clock that both share shows a multiple of the step
-time. What the clock shows beyond a multiple when a token arrives is the latency added to it.
+time. What the clock shows beyond a multiple when a token arrives is the latency added to it. A
+token arrives when the kernel has it for this client: what the client does with 32 tokens at once is
+no time of the server's.
 """
 
 import os
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -26,6 +29,8 @@ from octavo.loadtest.client import ServerError
 
 _START_S = 300
 _CHUNK = 1 << 16
+_SO_TIMESTAMPNS = 35  # of Linux; Python has no name for it
+_NOTE_BYTES = 64
 _PROMPT = "Tell me a story about a lighthouse."
 
 
@@ -37,8 +42,8 @@ class Overhead:
     duration: float = 0.0
     server_cpu: float = 0.0
     ttfts: list[float] = field(default_factory=list)
-    gaps: list[float] = field(default_factory=list)  # between two reads of a stream with events
-    arrivals: list[float] = field(default_factory=list)  # of reads with events, monotonic clock
+    gaps: list[float] = field(default_factory=list)  # between two arrivals of a stream
+    arrivals: list[float] = field(default_factory=list)  # of events, monotonic clock
 
     def render(self) -> str:
         """One line of figures."""
@@ -132,16 +137,20 @@ def measure(port: int, pid: int, path: str, num_streams: int, num_tokens: int) -
     streams: dict[int, socket.socket] = {}
     poll = select.epoll()
     cpu, begin = _cpu_seconds(pid), time.monotonic()
+    wall_clock = time.time() - time.monotonic()
     for _ in range(num_streams):
         stream = socket.create_connection(("127.0.0.1", port))
+        stream.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
         stream.sendall(request)
         streams[stream.fileno()] = stream
         poll.register(stream, select.EPOLLIN)
     last: dict[int, float] = {}
     while streams:
-        for descriptor, _ in poll.poll():
-            data = streams[descriptor].recv(_CHUNK)
-            now = time.monotonic()
+        ready = poll.poll()
+        polled = time.monotonic()
+        for descriptor, _ in ready:
+            data, notes, _, _ = streams[descriptor].recvmsg(_CHUNK, _NOTE_BYTES)
+            now = _arrival(notes, wall_clock) or polled
             if not data:
                 poll.unregister(descriptor)
                 streams.pop(descriptor).close()
@@ -158,6 +167,15 @@ def measure(port: int, pid: int, path: str, num_streams: int, num_tokens: int) -
     if len(last) < num_streams or not result.gaps:
         raise ServerError("a stream of the server without a model gave no events")
     return result
+
+
+def _arrival(notes: Sequence[tuple[int, int, bytes]], wall_clock: float) -> float | None:
+    """When the kernel got the last bytes of a read, on the monotonic clock; None if it says not."""
+    for level, kind, value in notes:
+        if (level, kind) == (socket.SOL_SOCKET, _SO_TIMESTAMPNS):
+            seconds, nanoseconds = struct.unpack("qq", value)
+            return float(seconds - wall_clock + nanoseconds * 1e-9)
+    return None
 
 
 def _cpu_seconds(pid: int) -> float:

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 
@@ -9,7 +10,7 @@ import orjson
 import pytest
 
 from octavo.loadtest.client import ServerError
-from octavo.loadtest.overhead import Overhead, measure, request_bytes
+from octavo.loadtest.overhead import Overhead, _arrival, measure, request_bytes
 
 
 @pytest.fixture(params=[3, 0])
@@ -65,3 +66,11 @@ def test_added_latency_is_what_the_clock_shows_beyond_a_step() -> None:
     assert "at 200 tokens/s in steps of 20 ms: 2.50 ms median" in line
     assert "3.97 ms P99, 4.00 ms at most" in line
     assert "pace kept to 80.0%" in line
+
+
+def test_a_token_arrives_when_the_kernel_has_it() -> None:
+    note = struct.pack("qq", 1000, 500_000_000)
+    kernel = (socket.SOL_SOCKET, 35, note)
+    other = (socket.SOL_SOCKET, 1, note)
+    assert _arrival([other, kernel], wall_clock=900.0) == 100.5
+    assert _arrival([other], wall_clock=900.0) is None
