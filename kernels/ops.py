@@ -179,7 +179,7 @@ def output_bounds(weight: LinearWeight, factors: Tensor) -> Tensor:
 
 
 def logits(x: Tensor, weight: LinearWeight) -> Tensor:
-    """As `linear`, in fp32: [T, N]; numbers are rounded to the dtype of `x`, as a model's own are."""
+    """As `linear`, rounded to the dtype of `x`, but given in fp32: [T, N]."""
     if weight.kernels is cpu and weight.in_slices is None:
         return cpu.linear(x, weight.packed, wide=True)
     return linear(x, weight).float()

@@ -125,7 +125,7 @@ def _argmax_kernel(a: Any, chunk: Any) -> None:
     missed = 0
     for i in range(width):
         value = load_f32(row, i)
-        missed += 1 if value != value else 0  # noqa: PLR0124  # NaN
+        missed += 1 if value != value else 0  # NaN
     store_f32(load_i64(a, _BEST), chunk, _NAN if missed > 0 else best)
     store_i64(load_i64(a, _OUT), chunk, place)
 

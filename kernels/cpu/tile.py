@@ -201,10 +201,11 @@ def gemm_tile(
 ) -> Typed:
     """C[rows, PANEL] = (C if accumulate) + A[rows, K] x panel; rows 1 to `MAX_ROWS`, C float32.
 
-    A has the element type `rows_code(kind)`; `kind` and `accumulate` are literals. Strides are in bytes; `steps` counts rows of the stored
-    panel (K, or K / 2 for bfloat16), which lie `w_stride` apart. Each step asks for the cache
-    lines of `fetch_stride` bytes from `fetch`, which moves on by as much; of none where that is
-    a literal, 0. For `INT8`, which cannot accumulate, A is quantized and steps are groups.
+    A has the element type `rows_code(kind)`; `kind` and `accumulate` are literals. Strides are in
+    bytes; `steps` counts rows of the stored panel (K, or K / 2 for bfloat16), which lie `w_stride`
+    apart. Each step asks for the cache lines of `fetch_stride` bytes from `fetch`, which moves on
+    by as much; of none where that is a literal, 0. For `INT8`, which cannot accumulate, A is
+    quantized and steps are groups.
     """
     if not all(isinstance(item, types.IntegerLiteral) for item in (kind, accumulate)):
         return None  # type: ignore[return-value]  # Numba then reports the wrong types
