@@ -1,5 +1,6 @@
 """A run of the server on a real socket: start, signals and exit codes."""
 
+import contextlib
 import json
 import logging
 import os
@@ -294,6 +295,34 @@ def test_sighup_takes_a_renewed_certificate(
             time.sleep(0.01)
 
     assert run.run(script) == 0
+
+
+@pytest.mark.parametrize("name", [None, "old", "new"])
+def test_clients_must_show_a_certificate_of_the_ca(byte_bpe_dir: Path, name: str | None) -> None:
+    run = Run(
+        byte_bpe_dir,
+        ScriptedExecutor(HELLO),
+        ssl_certfile=str(TLS / "old.crt"),
+        ssl_keyfile=str(TLS / "old.key"),
+        ssl_ca_certs=str(TLS / "new.crt"),
+    )
+    context = ssl.create_default_context(cafile=str(TLS / "old.crt"))
+    context.check_hostname = False
+    if name is not None:
+        context.load_cert_chain(TLS / f"{name}.crt", TLS / f"{name}.key")
+    answers: list[int] = []
+
+    def script(client: httpx.Client) -> None:
+        url = client.base_url.copy_with(scheme="https")
+        # An unknown client learns of its refusal when it reads.
+        with (
+            contextlib.suppress(httpx.TransportError),
+            httpx.Client(base_url=url, verify=context) as shown,
+        ):
+            answers.append(shown.get("/version").status_code)
+
+    assert run.run(script) == 0
+    assert answers == ([200] if name == "new" else [])
 
 
 def test_g03_idle_connections_outlive_the_pools_of_clients() -> None:
