@@ -23,8 +23,10 @@ RUN useradd --create-home --uid 10001 octavo && install --directory --owner=octa
 USER octavo
 WORKDIR /home/octavo
 
-# Everything that is downloaded, converted or compiled is kept below /cache.
-ENV HF_HOME=/cache/huggingface \
+# Everything that is downloaded, converted or compiled is kept below /cache. Compiled kernels follow
+# the home directory, which a read-only file system would otherwise send into /tmp, anew each time.
+ENV HOME=/cache \
+    HF_HOME=/cache/huggingface \
     XDG_CACHE_HOME=/cache \
     NUMBA_CACHE_DIR=/cache/numba \
     TRITON_CACHE_DIR=/cache/triton \

@@ -246,6 +246,9 @@ def test_the_image_runs_without_rights_and_keeps_its_files_in_the_cache() -> Non
 
     assert [line for line in lines if line.startswith("USER ")] == ["USER octavo"]
     assert "VOLUME /cache" in lines
+    # Where compiled kernels go when their sources cannot be written.
+    assert any(line.startswith("ENV HOME=/cache") for line in lines)
+    assert "HOME=/var/cache/octavo" in (EXAMPLES / "octavo.service").read_text()
 
 
 def test_the_optional_parts_are_installed_for_tests() -> None:
