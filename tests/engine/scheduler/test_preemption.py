@@ -86,6 +86,36 @@ def test_f07_a_swapped_request_can_be_aborted() -> None:
     assert (harness.reason("r0"), harness.reason("r1")) == ("length", "abort")
 
 
+@pytest.mark.parametrize("index", [None, 0, 2])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"temperature": 1.0, "seed": 4, "max_tokens": 26},
+        {"use_beam_search": True, "max_tokens": 12},
+    ],
+    ids=["choices", "beams"],
+)
+def test_f07_swapped_groups_can_be_aborted_whole_and_in_part(
+    kind: dict[str, Any], index: int | None
+) -> None:
+    sizes = Sizes(num_blocks=16, host_memory=HostMemory(40))
+    harness = Harness(sizes, preemption_mode="swap")
+    params = harness.add("old", prompt(8, 300), max_tokens=44)
+    harness.add("a", prompt(20), n=3, **kind)
+    while harness.engine.stats().num_preemptions_by_swap < 3:
+        assert harness.reason("a") is None
+        harness.step()
+    assert harness.engine.stats().num_used_swap_blocks > 0
+    harness.engine.abort("a", index)
+    harness.engine.check_integrity()
+    if index is None:
+        assert harness.engine.stats().num_used_swap_blocks == 0
+    harness.run()
+    assert harness.text("old") == solo_text(prompt(8, 300), params)
+    aborted = {other for other in range(3) if harness.reason("a", other) == "abort"}
+    assert aborted == ({0, 1, 2} if index is None else {index})
+
+
 def test_swapped_choices_copy_their_prompt_once() -> None:
     harness = Harness(Sizes(num_blocks=16, host_memory=HostMemory(40)), preemption_mode="swap")
     params = harness.add("old", prompt(8, 300), max_tokens=44)
