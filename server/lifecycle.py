@@ -6,7 +6,8 @@ from enum import StrEnum
 
 from octavo.engine.core.errors import EngineDeadError, NotReadyError
 
-_STARTING_RETRY_S = 10
+# Clients that try twice more, as OpenAI's library does, get past a start that is no longer.
+_STARTING_RETRY_S = 20
 _LONGEST_RETRY_S = 60
 _DRAINING_RETRY_S = 10
 

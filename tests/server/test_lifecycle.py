@@ -79,4 +79,4 @@ def test_a_long_start_is_asked_more_seldom(monkeypatch: pytest.MonkeyPatch) -> N
         waits.append(caught.value.retry_after)
         assert lifecycle.retry_after == waits[-1]
 
-    assert waits == [10, 25, 60]
+    assert waits == [20, 25, 60]
