@@ -4,6 +4,7 @@ The heavy import is inside the function: flags are checked and the port is opene
 are spent on loading libraries, and the thread settings must be in place before torch is imported.
 """
 
+import gc
 import logging
 import os
 import signal
@@ -118,6 +119,9 @@ def serve(
         )
         check_local(engine_config.load)
         set_thread_defaults()
+        # What is made from here on stays. Looking through it again and again for garbage would
+        # take a seventh of the start; the server enables it once it is ready.
+        gc.disable()
         from octavo.server import serve as server  # noqa: PLC0415 - see the module's docstring
 
         code = server.run(server_config, engine_config, listener)

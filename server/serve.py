@@ -173,8 +173,10 @@ class _Run:
         if phase is Phase.FAILED and self._state.serving is None:
             self._server.should_exit = True
         elif phase is Phase.READY and self._state.serving is not None:
-            # All of this stays: to look through it for garbage would hold all streams up.
+            # What is left stays: to look through it for garbage would hold all streams up.
+            gc.collect()
             gc.freeze()
+            gc.enable()
             serving, needs_key = self._state.serving, self._keys.needs_key
             logger.info("%s", _ready_message(self._config, self._listener, serving, needs_key))
 
