@@ -206,6 +206,29 @@ def test_compose_mounts_files_that_exist_and_outlasts_the_drain() -> None:
     assert {m for m in mounts if not m.startswith("./")} <= set(compose["volumes"])
 
 
+def test_prometheus_and_grafana_find_each_other_where_compose_puts_them() -> None:
+    services = documents("compose.yaml")[0]["services"]
+    mounts = {
+        volume.split(":")[1] for service in services.values() for volume in service["volumes"]
+    }
+    [prometheus] = documents("prometheus.yaml")
+    [job] = prometheus["scrape_configs"]
+    [target] = job["static_configs"][0]["targets"]
+    service, port = target.split(":")
+    assert (job["job_name"], service) == ("octavo", "octavo")
+    assert services[service]["ports"] == [f"{port}:{port}"]
+    assert job["authorization"]["credentials_file"] in mounts
+    assert {f"/etc/prometheus/{name}" for name in prometheus["rule_files"]} <= mounts
+
+    [source] = documents("grafana/datasource.yaml")[0]["datasources"]
+    dashboard = json.loads((EXAMPLES / "grafana" / "octavo.json").read_text())
+    used = {panel["datasource"]["uid"] for panel in dashboard["panels"]}
+    assert used == {source["uid"]}
+    assert source["url"].startswith("http://prometheus:")
+    [provider] = documents("grafana/dashboards.yaml")[0]["providers"]
+    assert f"{provider['options']['path']}/octavo.json" in mounts
+
+
 def test_kubernetes_probes_ask_open_routes_and_pods_may_drain() -> None:
     kinds = {document["kind"]: document for document in documents("kubernetes.yaml")}
     assert set(kinds) == {"Deployment", "Service", "PodDisruptionBudget"}
