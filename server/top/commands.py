@@ -48,6 +48,8 @@ def top(url: str, api_key: str | None, interval: float, count: int | None) -> No
                 time.sleep(interval)
         except KeyboardInterrupt:
             return
+    if not console.is_terminal:
+        console.line()
 
 
 def look(client: httpx.Client, view: View) -> None:

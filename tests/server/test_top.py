@@ -114,3 +114,4 @@ def test_the_command_ends_after_so_many_looks() -> None:
 
     assert result.exit_code == 0
     assert "no answer" in result.output and "generated tokens/s" in result.output
+    assert result.output.endswith("\n")
