@@ -9,6 +9,7 @@ import click
 import orjson
 
 from octavo.loadtest.client import ServerError
+from octavo.loadtest.compare.processes import stopped_like_ctrl_c
 from octavo.loadtest.compare.report import Comparison
 from octavo.loadtest.compare.rounds import run_rounds
 from octavo.loadtest.compare.scenario import read_scenario
@@ -68,7 +69,8 @@ def compare(
     folder = result_dir / f"compare-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        found = run_rounds(plan, seed, folder, lambda item: click.echo(item.line, err=True))
+        with stopped_like_ctrl_c():
+            found = run_rounds(plan, seed, folder, lambda item: click.echo(item.line, err=True))
     except (ServerError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     comparison = Comparison(plan, found)

@@ -40,6 +40,16 @@ def running(scenario: Scenario, server: Server, log: Path) -> Iterator[str]:
 
 
 @contextmanager
+def stopped_like_ctrl_c() -> Iterator[None]:
+    """Let SIGTERM raise KeyboardInterrupt, so that a server that runs meanwhile is stopped too."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
 def pinned(cores: Sequence[int]) -> Iterator[None]:
     """Run this process, and what it starts meanwhile, on `cores`; on an empty list as before."""
     before = os.sched_getaffinity(0)

@@ -2,7 +2,9 @@
 
 import json
 import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,9 @@ class Bench:
         return f"{sys.executable} {self.folder}/server.py {name} {{port}} {self.folder}/log"
 
     def run(self, servers: dict[str, str], *arguments: str) -> Result:
+        return CliRunner().invoke(bench, self.arguments(servers, *arguments))
+
+    def arguments(self, servers: dict[str, str], *arguments: str) -> list[str]:
         tables = [
             f"[[servers]]\nname = {json.dumps(name)}\n{text}" for name, text in servers.items()
         ]
@@ -73,8 +78,7 @@ class Bench:
             '[[workloads]]\nname = "w"\n' + "\n".join(tables)
         )
         folder = ["--result-dir", str(self.folder / "results")]
-        command = ["compare", str(scenario), *folder, *arguments]
-        return CliRunner().invoke(bench, command)
+        return ["compare", str(scenario), *folder, *arguments]
 
     def log(self, kind: str) -> list[Any]:
         lines = map(json.loads, (self.folder / "log").read_text().splitlines())
@@ -120,6 +124,22 @@ def test_a_server_that_does_not_start_leaves_the_others(compared: Bench) -> None
     assert "round 1, broken, w: broken ended with code 3" in result.stderr
     runs = json.loads(compared.result("comparison.json"))["runs"]
     assert [run["figures"] is None for run in runs] == [False, True]
+
+
+def test_the_server_is_stopped_with_a_comparison_that_is_terminated(compared: Bench) -> None:
+    never = f"command = '{compared.command('a')}'\nready = '/never'"
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-c", "from octavo.loadtest.cli import bench; bench()"),
+            *compared.arguments({"a": never}),
+        ]
+    )
+    while not (compared.folder / "log").exists() or not compared.log("started"):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait() != 0
+    assert compared.log("stopped") == [["a"]]
 
 
 def test_one_server_can_be_chosen(compared: Bench) -> None:
