@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+import jinja2
 import orjson
 
 from octavo.engine.core.errors import (
@@ -291,11 +292,15 @@ class ChatService:
         return await self._model.text_work(self._prepare, body, AnswerHead(name, "chatcmpl"))
 
     def encode_messages(
-        self, prompt: ChatPrompt, template_kwargs: dict[str, Any] | None = None
+        self,
+        prompt: ChatPrompt,
+        template_kwargs: dict[str, Any] | None = None,
+        truncated: bool = False,
     ) -> EncodedMessages:
         """Render and tokenize; slow, so not for the event loop. Raises InvalidRequestError.
 
         `template_kwargs` are variables of the template that a field of the route stands for.
+        A prompt that will be `truncated` may be longer than the context.
         """
         limit = self._model.max_model_len
         if len(prompt.messages) > limit:
@@ -310,7 +315,9 @@ class ChatService:
             prompt.chat_template_kwargs or {},
         )
         text = self._render(prompt, layers)
-        token_ids = self._builder.encoder.encode(text, prompt.add_special_tokens, "messages")
+        token_ids = self._builder.encoder.encode(
+            text, prompt.add_special_tokens, "messages", truncated
+        )
         if not token_ids:
             raise InvalidRequestError("The chat template made an empty prompt", "messages")
         return EncodedMessages(token_ids, text, layers.merged())
@@ -334,7 +341,9 @@ class ChatService:
                 raise
             for param, rest in layers.without_each_field():
                 if _succeeds(render, rest.merged()):
-                    text = f"With this `{param}` the chat template fails: {error}"
+                    own_words = isinstance(error.__cause__, jinja2.TemplateError)
+                    text = f"With this `{param}` the chat template fails"
+                    text += f": {error.message}" if own_words else ""
                     raise InvalidRequestError(text, param) from error
             raise
 
@@ -368,7 +377,9 @@ class ChatService:
     def _prepare(self, body: ChatCompletionRequest, head: AnswerHead) -> ChatJob:
         effort = body.reasoning_effort
         encoded = self.encode_messages(
-            body, None if effort is None else {"reasoning_effort": effort}
+            body,
+            None if effort is None else {"reasoning_effort": effort},
+            body.truncate_prompt_tokens is not None,
         )
         wanted = WantedTokens(body.wanted_tokens, None, "messages")
         builder, num_top = self._builder, body.top_logprobs or 0

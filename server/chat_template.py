@@ -1,6 +1,7 @@
 """Messages to prompt text by the model's chat template, as transformers renders it."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
@@ -231,7 +232,7 @@ def _parse_arguments(where: str, arguments: object) -> dict[str, Any]:
         return {}
     try:
         if isinstance(arguments, str):
-            value = json.loads(arguments, parse_constant=_not_finite)
+            value = json.loads(arguments, parse_constant=_not_finite, parse_float=_finite)
             if isinstance(value, dict):
                 return value
     except (ValueError, RecursionError):
@@ -241,6 +242,11 @@ def _parse_arguments(where: str, arguments: object) -> dict[str, Any]:
 
 def _not_finite(name: str) -> NoReturn:
     raise ValueError(name)
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    return value if math.isfinite(value) else _not_finite(number)
 
 
 def _check_continuation(messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> None:

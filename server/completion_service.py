@@ -12,7 +12,12 @@ from octavo.engine.output_processor import ChoiceOutput, PromptRecords, TokenRec
 from octavo.engine.tokenizer import Tokenizer
 from octavo.server.engine_stream import GenerateRequest
 from octavo.server.errors import ErrorAnswer
-from octavo.server.generation import AnswerHead, RouteParams, WantedTokens
+from octavo.server.generation import (
+    MAX_TRUNCATED_CHARS,
+    AnswerHead,
+    RouteParams,
+    WantedTokens,
+)
 from octavo.server.logprobs import CompletionLogprobs, LogprobStyle, prompt_logprobs
 from octavo.server.output_stream import CollectedChoice, CollectedPrompt, OutputStream, collect
 from octavo.server.protocol.completion import DEFAULT_MAX_TOKENS, CompletionRequest
@@ -229,7 +234,7 @@ class CompletionService:
     ) -> CompletionPrompt:
         tokenizer = self._model.tokenizer
         if isinstance(prompt, str):
-            token_ids = self._encode(prompt, body.add_special_tokens)
+            token_ids = self._encode(prompt, body.add_special_tokens, _is_truncated(body))
         else:
             token_ids = prompt
             if min(token_ids) < 0 or max(token_ids) >= self._model.vocab_size:
@@ -247,12 +252,14 @@ class CompletionService:
                 )
         return CompletionPrompt(tuple(kept), echo_text)
 
-    def encode_text(self, text: str, add_special_tokens: bool) -> list[int]:
+    def encode_text(
+        self, text: str, add_special_tokens: bool, truncated: bool = False
+    ) -> list[int]:
         """Tokenize; slow, so not for the event loop. Raises ContextLengthError."""
-        return self._builder.encoder.encode(text, add_special_tokens, "prompt")
+        return self._builder.encoder.encode(text, add_special_tokens, "prompt", truncated)
 
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        token_ids = self.encode_text(text, add_special_tokens) if text else []
+    def _encode(self, text: str, add_special_tokens: bool, truncated: bool) -> list[int]:
+        token_ids = self.encode_text(text, add_special_tokens, truncated) if text else []
         if token_ids:
             return token_ids
         bos_token_id = self._model.tokenizer.bos_token_id
@@ -279,6 +286,12 @@ def _num_logprobs(body: CompletionRequest) -> int | None:
 def _num_prompt_logprobs(body: CompletionRequest) -> int | None:
     wanted = [body.prompt_logprobs, body.logprobs if body.echo else None]
     return max((number for number in wanted if number is not None), default=None)
+
+
+def _is_truncated(body: CompletionRequest) -> bool:
+    if body.truncate_prompt_tokens is None:
+        return False
+    return sum(map(len, body.prompt)) <= MAX_TRUNCATED_CHARS
 
 
 def _best(choices: list[CollectedChoice], n: int) -> list[CollectedChoice]:

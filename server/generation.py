@@ -16,6 +16,9 @@ from octavo.server.served_model import ServedModel
 # longest text. Beyond this mean a text is taken to be no text.
 _ENCODER_TOKEN_CHARS = 256
 
+MAX_TRUNCATED_CHARS = 1_000_000
+"""Of a text, or of all texts of a request, that are tokenized only to be truncated."""
+
 SYSTEM_FINGERPRINT = "fp_octavo"
 """Sent with every answer; the same as long as the server's behaviour is."""
 
@@ -129,14 +132,18 @@ class PromptEncoder:
         self._max_model_len = model.max_model_len
         self._longest = model.tokenizer.longest_piece if model.generates else _ENCODER_TOKEN_CHARS
 
-    def encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
+    def encode(
+        self, text: str, add_special_tokens: bool, param: str, truncated: bool = False
+    ) -> list[int]:
         """Return the ids of `text`.
 
         Raises ContextLengthError at once for a text that no sequence of tokens within the context
-        can spell: tokenizing megabytes takes many seconds.
+        can spell: tokenizing megabytes takes many seconds. One that will be `truncated` may be
+        longer, up to a million characters.
         """
         fewest = len(text) // self._longest
-        if fewest > self._max_model_len:
+        may_be_long = truncated and len(text) <= MAX_TRUNCATED_CHARS
+        if fewest > self._max_model_len and not may_be_long:
             raise ContextLengthError(
                 f"The context holds at most {self._max_model_len} tokens, prompt and answer "
                 f"together. The prompt has more than {fewest} tokens, so the largest max_tokens "

@@ -98,7 +98,9 @@ class ResponsesService:
         effort = body.reasoning.effort if body.reasoning is not None else None
         try:
             return self._chat.encode_messages(
-                prompt, None if effort is None else {"reasoning_effort": effort}
+                prompt,
+                None if effort is None else {"reasoning_effort": effort},
+                body.truncate_prompt_tokens is not None,
             )
         except (InvalidRequestError, ContextLengthError) as error:
             names = {"messages": "input", "reasoning_effort": "reasoning"}

@@ -16,7 +16,12 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
 from octavo.engine.core.errors import InvalidRequestError
-from octavo.engine.core.sampling_params import MAX_CHOICES, MAX_STOP_STRINGS, EarlyStopping
+from octavo.engine.core.sampling_params import (
+    MAX_CHOICES,
+    MAX_LENGTH_PENALTY,
+    MAX_STOP_STRINGS,
+    EarlyStopping,
+)
 from octavo.server.protocol.unsupported import HINTS, NeutralValues
 
 INT64_MAX = 2**63 - 1
@@ -62,6 +67,8 @@ def _parse_logit_bias(value: object) -> dict[int, float]:
             raise invalid("must have token ids as keys, written as decimal numbers")
         if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
             raise invalid("must have numbers between -100 and 100 as values")
+        if int(key) in biases:
+            raise invalid("must name each token id once")
         biases[int(key)] = float(bias)
     return biases
 
@@ -207,6 +214,8 @@ class GenerationBody(RequestBody):
     )
     length_penalty: float = Field(
         default=1,
+        ge=-MAX_LENGTH_PENALTY,
+        le=MAX_LENGTH_PENALTY,
         description="A beam's score is the sum of its logprobs / length ** length_penalty.",
     )
     early_stopping: EarlyStopping = Field(

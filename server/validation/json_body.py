@@ -88,7 +88,16 @@ def _field_at(text: str, position: int) -> str | None:
                 name = None
             case _:
                 last = token.strip('"')
+    if depth == 0 or (depth == 1 and _follows_value(text, position)):
+        return None
     return name if name is not None and _FIELD_NAME.fullmatch(name) else None
+
+
+def _follows_value(text: str, position: int) -> bool:
+    """True for a comma or the end of the object at `position` whose value is there."""
+    return text[position : position + 1] in (",", "}") and not text[:position].rstrip().endswith(
+        ":"
+    )
 
 
 def _depth_exceeds(value: dict[str, Any], limit: int) -> bool:

@@ -273,7 +273,10 @@ def test_c06_arguments_in_the_form_that_the_template_can_use(source, expected, e
     assert render([user("q"), call("")]) == empty
 
 
-@pytest.mark.parametrize("arguments", ["{", "[1]", "null", "5", 5, '{"a": NaN}', "[" * 100_000])
+@pytest.mark.parametrize(
+    "arguments",
+    ["{", "[1]", "null", "5", 5, '{"a": NaN}', '{"a": 1e999}', '{"a": -1e999}', "[" * 100_000],
+)
 def test_c06_arguments_that_are_no_object(arguments):
     for source in (WITH_ITEMS, WITH_CONCATENATION):
         error = refusal(source, [user("q"), call(arguments)])

@@ -54,6 +54,8 @@ WRONG_ON_BOTH = [
     ("skip_special_tokens", ["no"]),
     ("return_token_ids", [0]),
     ("logit_bias", [[], {"-1": 1}, {"abc": 1}, {"1.5": 1}, {" 7": 1}, {"1" * 20: 1}]),
+    ("logit_bias", [{"1": 1, "01": 2}]),
+    ("length_penalty", [20.5, -20.5, "1"]),
     ("logit_bias", [{"1": 101}, {"1": "x"}, {"1": None}, {"1": True}, {"٣": 1}]),
 ]
 

@@ -442,6 +442,33 @@ async def test_truncated_prompts(drawn: MakeSettings) -> None:
         assert await kept(truncate_prompt_tokens=-1) == list(range(140, 200))
 
 
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+async def test_a_text_longer_than_the_context_may_be_truncated(
+    drawn: MakeSettings, path: str
+) -> None:
+    async with served(drawn(max_model_len=64)) as server:
+
+        async def post(text: str, **fields: Any) -> httpx.Response:
+            body = {"messages": [{"role": "user", "content": text}]}
+            body = body if path == CHAT else {"prompt": ["a", text]}
+            return await server.post(path, **body, max_tokens=4, **fields)
+
+        for fields, used in (
+            ({"truncate_prompt_tokens": 8}, 8),
+            ({"truncate_prompt_tokens": -1}, 60),
+        ):
+            answer = (await post("word " * 20_000, **fields)).json()
+            assert answer["usage"]["prompt_tokens"] == used + (path == COMPLETIONS)
+        param = "messages" if path == CHAT else "prompt"
+        for text, fields in (
+            ("word " * 20_000, {}),
+            ("word " * 400_000, {"truncate_prompt_tokens": 8}),
+        ):
+            refusal = await post(text, **fields)
+            check_error(refusal, 400, param, "context_length_exceeded")
+        assert await server.is_alive()
+
+
 async def test_defaults_of_the_model_apply_until_the_client_says_otherwise(
     drawn: MakeSettings,
 ) -> None:

@@ -72,6 +72,12 @@ def test_other_content_types_are_refused(header: str | None) -> None:
 @pytest.mark.parametrize(
     ("raw", "param"),
     [
+        (b'{"a":1}x', None),
+        (b'{"a":"b"} {}', None),
+        (b'{"a":"b",}', None),
+        (b'{"a":1,,"b":2}', None),
+        (b'{"a":,"b":2}', "a"),
+        (b'{"a":}', "a"),
         (b'{"a": 1, "temperature": NaN}', "temperature"),
         (b'{"top_p" : 1e999, "a": 1}', "top_p"),
         (b'{"prompt": "a, \\"b\\": {\\ud800"}', "prompt"),
