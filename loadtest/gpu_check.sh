@@ -18,4 +18,8 @@ if [ -n "$missing" ]; then
     # shellcheck disable=SC2086  # several names
     "$python" -m pip install --quiet --target "$extra" $missing
 fi
+case " $* " in
+# Without a GPU the sweep over tiles runs in Triton's interpreter.
+*" --dry "*) export TRITON_INTERPRET=1 ;;
+esac
 exec "$python" -m octavo.loadtest.gpu.check "$@"

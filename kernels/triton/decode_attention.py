@@ -18,6 +18,7 @@ from octavo.kernels.attention_args import PagedBatch
 from octavo.kernels.cache_args import PagedCache
 from octavo.kernels.triton.attention_tile import LOG2_E, MIN_DOT, attend_tile
 from octavo.kernels.triton.merge_splits import merge_splits
+from octavo.kernels.triton.tiles import Tiles, forced
 
 SPLIT_TOKENS = 512
 """Scratch traffic is 2 * 4 * G * D bytes per split of 2 * 2 * SPLIT_TOKENS * D bytes: under 2 % for
@@ -135,6 +136,12 @@ def _decode_kernel(
         tl.store(stats_ptr + place * 2 + 1, total, mask=rows < GROUP)
 
 
+def _tiles(q: Tensor, head_pad: int) -> Tiles:
+    wide = q.dtype == torch.float32
+    tile = 64 if head_pad <= 128 else 32
+    return Tiles(MIN_DOT, tile // 2 if wide else tile, num_warps=4, num_stages=2 if wide else 3)
+
+
 def decode_attention(
     q: Tensor,
     cache: PagedCache,
@@ -159,8 +166,8 @@ def decode_attention(
         scratch = (sequences, heads, splits)
         acc = torch.empty((*scratch, head_dim), dtype=torch.float32, device=q.device)
         stats = torch.empty((*scratch, 2), dtype=torch.float32, device=q.device)
-    wide = q.dtype == torch.float32
     head_pad = max(MIN_DOT, triton.next_power_of_2(head_dim))
+    tiles = forced() or _tiles(q, head_pad)
     _decode_kernel[(sequences, kv_heads, splits)](
         q,
         cache.key,
@@ -185,17 +192,17 @@ def decode_attention(
         soft_cap or 0.0,
         window or 0,
         GROUP=group,
-        ROWS=max(MIN_DOT, triton.next_power_of_2(group)),
+        ROWS=max(tiles.rows, triton.next_power_of_2(group)),
         HEAD_DIM=head_dim,
         HEAD_PAD=head_pad,
         BLOCK_SIZE=block_size,
-        TILE=(32 if wide else 64) if head_pad <= 128 else (16 if wide else 32),
+        TILE=tiles.tile,
         SPLIT=SPLIT_TOKENS,
         SPLITS=splits,
         SOFT_CAP=soft_cap is not None,
         WINDOW=window is not None,
-        num_warps=4,
-        num_stages=2 if wide else 3,
+        num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages,
     )
     if splits > 1:
         merge_splits(acc, stats, batch, out, SPLIT_TOKENS, window)

@@ -12,8 +12,6 @@ search over the sequences finds which one a program belongs to; those left over 
 T query tokens   S sequences   D head size
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -23,6 +21,7 @@ from octavo.kernels.attention_args import PagedBatch
 from octavo.kernels.cache_args import PagedCache
 from octavo.kernels.triton.attention_tile import LOG2_E, MIN_DOT, attend_tile
 from octavo.kernels.triton.host import device_facts
+from octavo.kernels.triton.tiles import Tiles, forced
 
 
 @triton.jit
@@ -143,40 +142,32 @@ def _prefill_kernel(
     tl.store(out_ptr + out_offsets + columns[None, :], out.to(out_ptr.dtype.element_ty), mask=kept)
 
 
-@dataclass(frozen=True, slots=True)
-class _Tiles:
-    rows: int
-    tile: int
-    num_warps: int
-    num_stages: int
-
-
-def _tiles(q: Tensor, cache: Tensor, head_pad: int, group: int, max_query_len: int) -> _Tiles:
+def _tiles(q: Tensor, cache: Tensor, head_pad: int, group: int, max_query_len: int) -> Tiles:
     """Tile sizes: as large as registers and shared memory allow, small where rows would be empty.
 
     Shared memory tells the families apart: 227 KiB with wgmma (sm_90, sm_100), 99 to 163 KiB with
     mma.sync (sm_8x, sm_120), 64 KiB on CDNA. `resources` shows what each choice takes.
     """
     if q.dtype == torch.float32:
-        return _Tiles(rows=16, tile=16, num_warps=4, num_stages=1)
+        return Tiles(rows=16, tile=16, num_warps=4, num_stages=1)
     memory = device_facts(q.device).shared_memory
     rows_needed = max_query_len * group
     converted = cache.dtype != q.dtype
     stages = 2 if memory > 64 * 1024 else 1
     if rows_needed <= 16:
-        return _Tiles(rows=16, tile=32, num_warps=4, num_stages=stages)
+        return Tiles(rows=16, tile=32, num_warps=4, num_stages=stages)
     if head_pad > 128:
         rows = 128 if memory > 200 * 1024 and rows_needed > 64 and not converted else 64
         tile = 16 if stages == 1 and converted else 32
-        return _Tiles(rows, tile, num_warps=8, num_stages=stages)
+        return Tiles(rows, tile, num_warps=8, num_stages=stages)
     if memory > 200 * 1024:
         if rows_needed <= 64:
-            return _Tiles(rows=64, tile=64, num_warps=4, num_stages=2)
-        return _Tiles(rows=128, tile=64, num_warps=8, num_stages=3)
+            return Tiles(rows=64, tile=64, num_warps=4, num_stages=2)
+        return Tiles(rows=128, tile=64, num_warps=8, num_stages=3)
     # A group that is no power of two costs registers for the division of rows.
     if rows_needed <= 64 or group & (group - 1):
-        return _Tiles(rows=64, tile=32, num_warps=4, num_stages=stages)
-    return _Tiles(rows=128, tile=32, num_warps=8, num_stages=stages)
+        return Tiles(rows=64, tile=32, num_warps=4, num_stages=stages)
+    return Tiles(rows=128, tile=32, num_warps=8, num_stages=stages)
 
 
 def prefill_attention(
@@ -197,7 +188,7 @@ def prefill_attention(
     _, kv_heads, block_size, _ = cache.key.shape
     group = heads // kv_heads
     head_pad = max(MIN_DOT, triton.next_power_of_2(head_dim))
-    tiles = _tiles(q, cache.key, head_pad, group, batch.max_query_len)
+    tiles = forced() or _tiles(q, cache.key, head_pad, group, batch.max_query_len)
     rows = max(tiles.rows, triton.next_power_of_2(group))
     _prefill_kernel[(num_tokens // (rows // group) + sequences, kv_heads)](
         q,

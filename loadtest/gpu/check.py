@@ -5,6 +5,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from octavo.config.model import ModelConfig
 from octavo.loadtest.gpu.correctness import check_kernels
 from octavo.loadtest.gpu.models import measure_models
 from octavo.loadtest.gpu.shapes import DRY, GPU, Plan
-from octavo.loadtest.gpu.speed import measure_ceilings, measure_kernels
+from octavo.loadtest.gpu.speed import measure_kernels
+from octavo.loadtest.gpu.sweep import Swept, sweep_tiles
+from octavo.loadtest.offline.ceilings import measure_ceilings
 
 
 def run(plan: Plan) -> dict[str, Any]:
@@ -30,12 +33,11 @@ def run(plan: Plan) -> dict[str, Any]:
     result["checks"] = checks
     wrong = sum(not check["ok"] for check in checks)
     _say(f"{len(checks)} checks against float64, {wrong} wrong")
-    ceilings = measure_ceilings(plan)
-    result["ceilings"] = ceilings._asdict()
-    _say(
-        f"ceilings: copy {ceilings.bandwidth / 1e9:.0f} GB/s, "
-        f"matmul {ceilings.compute / 1e12:.1f} TFLOP/s"
+    ceilings = measure_ceilings(
+        getattr(torch, plan.dtype), torch.device(plan.device), torch.get_num_threads()
     )
+    result["ceilings"] = asdict(ceilings)
+    _say(ceilings.render())
     result["kernels"] = []
     for figure in measure_kernels(plan, ceilings):
         result["kernels"].append(figure._asdict())
@@ -43,6 +45,10 @@ def run(plan: Plan) -> dict[str, Any]:
             f"{figure.name:<24} {figure.microseconds:>10.1f} us {figure.reached:>9.1f} "
             f"{figure.unit:<8} {figure.share:>6.1%}"
         )
+    result["tiles"] = []
+    for swept in sweep_tiles(plan, ceilings):
+        result["tiles"].append(_swept_json(swept))
+        _say(_swept_line(swept))
     result["models"] = []
     for model in measure_models(plan, ceilings):
         result["models"].append(model.as_json())
@@ -63,6 +69,27 @@ def run(plan: Plan) -> dict[str, Any]:
     result["seconds"] = time.monotonic() - started
     result["ok"] = not wrong and not any(model["compiled_late"] for model in result["models"])
     return result
+
+
+def _swept_json(swept: Swept) -> dict[str, Any]:
+    return {
+        "name": swept.name,
+        "tiles": [
+            {**asdict(tiles), "figure": None if figure is None else figure._asdict()}
+            for tiles, figure in swept.figures.items()
+        ],
+    }
+
+
+def _swept_line(swept: Swept) -> str:
+    if swept.best is None:
+        return f"tiles {swept.name:<20} none fits"
+    tiles, figure = swept.best
+    return (
+        f"tiles {swept.name:<18} best of {len(swept.figures)}: {tiles.rows}x{tiles.tile}, "
+        f"{tiles.num_warps} warps, {tiles.num_stages} stages: {figure.microseconds:.1f} us "
+        f"{figure.reached:.1f} {figure.unit} {figure.share:.1%}"
+    )
 
 
 def _transformers(plan: Plan, facts: ModelConfig) -> float:

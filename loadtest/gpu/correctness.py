@@ -8,7 +8,7 @@ from torch import Tensor
 from octavo.kernels import ops
 from octavo.kernels.sampling_args import SamplingFilters
 from octavo.kernels.seeded_args import SeededDraws
-from octavo.loadtest.gpu.inputs import BLOCK_SIZE, Case, make_case
+from octavo.loadtest.gpu.inputs import BLOCK_SIZE, Case, cases_of, make_case
 from octavo.loadtest.gpu.shapes import Plan
 
 # Largest error over the largest value: the rounding of the result and of the weights before the
@@ -20,16 +20,18 @@ def exact_attention(case: Case, window: int | None) -> Tensor:
     """float64 [T, Hq, D], sequence by sequence over its own keys."""
     results = []
     starts = case.batch.query_start_loc.tolist()
-    group = case.q.shape[1] // case.key_cache.shape[1]
+    cache = case.cache
+    group = case.q.shape[1] // cache.key.shape[1]
+    meant = [_meant(cache.key, cache.key_scale), _meant(cache.value, cache.value_scale)]
     for row, length in enumerate(case.batch.seq_lens.tolist()):
         table = case.batch.block_tables[row, : -(-length // BLOCK_SIZE)].long()
         keys, values = (
-            cache[table]
+            tensor[table]
             .transpose(0, 1)
             .flatten(1, 2)[:, :length]
             .double()
             .repeat_interleave(group, 0)
-            for cache in (case.key_cache, case.value_cache)
+            for tensor in meant
         )
         q = case.q[starts[row] : starts[row + 1]].double().transpose(0, 1)
         places = torch.arange(length, device=q.device)
@@ -42,6 +44,10 @@ def exact_attention(case: Case, window: int | None) -> Tensor:
     return torch.cat(results)
 
 
+def _meant(cache: Tensor, scale: Tensor | None) -> Tensor:
+    return cache if scale is None else cache.double() * scale.double()[:, None, None]
+
+
 def check_kernels(plan: Plan) -> Iterator[tuple[str, float, float]]:
     """(name, error, limit) of each check."""
     dtype = getattr(torch, plan.dtype)
@@ -50,11 +56,10 @@ def check_kernels(plan: Plan) -> Iterator[tuple[str, float, float]]:
         for query_len in (1, 7, 33):
             for window in (None, 24):
                 case = make_case([33, 48, 129, 600], query_len, heads, plan.device, dtype)
-                actual = ops.paged_attention(
-                    case.q, case.key_cache, case.value_cache, case.batch, case.scale, window
-                )
                 name = f"attention {heads.query}/{heads.kv}/{heads.size} q{query_len} w{window}"
-                yield name, _error(actual, exact_attention(case, window)), limit
+                for kind, each in cases_of(plan, case):
+                    error = _error(each.attend(window), exact_attention(each, window))
+                    yield name + kind, error, limit
     yield from _check_rows(plan, dtype, limit)
     yield from _check_draws(plan)
 

@@ -1,14 +1,15 @@
-"""Random inputs of the attention kernels, and the clock."""
+"""Random inputs of the attention kernels."""
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from octavo.engine.attention.metadata import AttentionMetadata
-from octavo.loadtest.gpu.shapes import Heads
+from octavo.engine.attention.scales import e4m3_scales
+from octavo.kernels import ops
+from octavo.kernels.cache_args import PagedCache
+from octavo.loadtest.gpu.shapes import Heads, Plan
 
 BLOCK_SIZE = 16
 
@@ -18,10 +19,19 @@ class Case:
     """Attention of sequences with `query_len` tokens each at the end of `seq_lens`."""
 
     q: Tensor
-    key_cache: Tensor
-    value_cache: Tensor
+    cache: PagedCache
     batch: AttentionMetadata
     scale: float
+
+    def attend(self, window: int | None = None) -> Tensor:
+        """What is measured and checked: [T, Hq, D]."""
+        return ops.scaled_paged_attention(self.q, self.cache, self.batch, self.scale, window)
+
+    def in_fp8(self) -> "Case":
+        """The same with a cache in e4m3."""
+        key, key_scale = _in_fp8(self.cache.key)
+        value, value_scale = _in_fp8(self.cache.value)
+        return replace(self, cache=PagedCache(key, value, key_scale, value_scale))
 
 
 def make_case(
@@ -57,27 +67,16 @@ def make_case(
         max_seq_len=max(seq_lens),
     )
     q = random(tokens, heads.query, heads.size)
-    return Case(q, caches[0], caches[1], batch, heads.size**-0.5)
+    return Case(q, PagedCache(caches[0], caches[1]), batch, heads.size**-0.5)
 
 
-def seconds(action: Callable[[], object], device: str, repeats: int) -> float:
-    """Median time of `action` on the device; the first runs compile and are left out."""
-    for _ in range(3):
-        action()
-    times: list[float] = []
-    for _ in range(repeats):
-        if device == "cuda":
-            begin, end = (
-                torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-                for _ in range(2)
-            )
-            begin.record()
-            action()
-            end.record()
-            end.synchronize()
-            times.append(begin.elapsed_time(end) / 1e3)
-        else:
-            started = time.perf_counter()
-            action()
-            times.append(time.perf_counter() - started)
-    return sorted(times)[len(times) // 2]
+def cases_of(plan: Plan, case: Case) -> list[tuple[str, Case]]:
+    """`case`, and where there are kernels for it the same with a cache in e4m3, named."""
+    fp8 = plan.device == "cpu" or ops.reads_fp8(torch.device(plan.device))
+    return [("", case), (" fp8", case.in_fp8())] if fp8 else [("", case)]
+
+
+def _in_fp8(cache: Tensor) -> tuple[Tensor, Tensor]:
+    bounds = cache.float().nan_to_num(0.0).abs().amax(dim=(0, 2))
+    scales = e4m3_scales(bounds)
+    return (cache.float() / scales[:, None, None]).to(torch.float8_e4m3fn), scales

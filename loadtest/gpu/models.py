@@ -17,7 +17,8 @@ from octavo.engine.executor.uniproc import UniprocExecutor
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.loader import Checkpoint
 from octavo.loadtest.gpu.shapes import Plan
-from octavo.loadtest.gpu.speed import Ceilings
+from octavo.loadtest.offline.ceilings import Ceilings
+from octavo.loadtest.offline.model_work import ModelWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +47,6 @@ class ModelFigures:
         return asdict(self)
 
 
-def num_parameters(facts: ModelConfig) -> int:
-    """Weights that a decode step reads: without the input embedding."""
-    heads = facts.num_heads + 2 * facts.num_kv_heads
-    attention = facts.hidden_size * facts.head_dim * (heads + facts.num_heads)
-    layer = attention + 3 * facts.hidden_size * facts.intermediate_size
-    return facts.num_layers * layer + facts.vocab_size * facts.hidden_size
-
-
 def measure_models(plan: Plan, ceilings: Ceilings) -> Iterator[ModelFigures]:
     """One after the other; the memory of each is given back before the next."""
     for facts in plan.models:
@@ -75,21 +68,20 @@ def _measure(plan: Plan, facts: ModelConfig, ceilings: Ceilings) -> ModelFigures
     executor = UniprocExecutor(config, checkpoint)
     limits = engine_limits(config, checkpoint, executor)
     engine = LLMEngine(config, limits, executor, launch_of(executor))
-    itemsize = getattr(torch, plan.dtype).itemsize
+    work = ModelWork(facts, getattr(torch, plan.dtype).itemsize)
     decodes = []
     for batch in plan.model_batches:
         step = _decode_seconds(engine, plan, batch)
-        context = plan.model_prompt + plan.model_output / 2
-        kv = 2 * facts.num_layers * facts.num_kv_heads * facts.head_dim * itemsize
-        limit = (num_parameters(facts) * itemsize + batch * context * kv) / ceilings.bandwidth
+        context = plan.model_prompt + plan.model_output // 2
+        num_bytes = work.weight_bytes + batch * work.kv_bytes(context)
+        limit = num_bytes / (ceilings.copy_gb * 1e9)
         decodes.append(Decode(batch, step * 1e3, batch / step, limit / step))
     prefill = _prefill_seconds(engine, plan)
-    work = 2 * num_parameters(facts) * max(plan.prompts)
     figures = ModelFigures(
         checkpoint.name,
-        num_parameters(facts),
+        work.layer_parameters + work.head_parameters,
         executor.num_blocks,
-        work / prefill / 1e12,
+        work.prefill_operations(max(plan.prompts)) / prefill / 1e12,
         tuple(decodes),
         executor.compiled_late,
     )

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from octavo.config.model import ModelConfig, RopeConfig
+from octavo.kernels.triton.tiles import Tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +17,12 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that a run does; sizes in tokens and rows."""
+    """Everything that a run does; sizes in tokens and rows.
+
+    Calls take turns over so many copies of their inputs that these pass `flush_bytes`, so that
+    nothing is in a cache of the GPU that would not be there in a model. `calls` are timed in a
+    row, so that a GPU has its next launch by the time that it needs it.
+    """
 
     device: str
     dtype: str
@@ -27,8 +33,12 @@ class Plan:
     prompts: tuple[int, ...]
     linear_rows: tuple[int, ...]
     linear_shape: tuple[int, int]
-    copy_bytes: int
+    swept_batches: tuple[int, ...]
+    decode_tiles: tuple[Tiles, ...]
+    prefill_tiles: tuple[Tiles, ...]
+    flush_bytes: int
     repeats: int
+    calls: int
     models: tuple[ModelConfig, ...]
     model_batches: tuple[int, ...]
     model_prompt: int
@@ -65,8 +75,24 @@ GPU = Plan(
     prompts=(1024, 8192),
     linear_rows=(1, 2, 4, 8, 16, 32),
     linear_shape=(4096, 4096),
-    copy_bytes=2 << 30,
-    repeats=20,
+    swept_batches=(1, 8, 64),
+    decode_tiles=(
+        Tiles(16, 32, 4, 3),
+        Tiles(16, 64, 4, 3),
+        Tiles(16, 64, 8, 3),
+        Tiles(16, 128, 4, 2),
+        Tiles(16, 128, 8, 3),
+    ),
+    prefill_tiles=(
+        Tiles(64, 64, 4, 2),
+        Tiles(128, 32, 8, 3),
+        Tiles(128, 64, 4, 3),
+        Tiles(128, 64, 8, 3),
+        Tiles(128, 128, 8, 2),
+    ),
+    flush_bytes=256 << 20,
+    repeats=10,
+    calls=8,
     models=(
         _model("llama", 4096, 14336, 32, Heads(32, 8, 128)),
         _model("qwen3", 1024, 3072, 28, Heads(16, 8, 128)),
@@ -86,8 +112,12 @@ DRY = Plan(
     prompts=(33,),
     linear_rows=(1, 4),
     linear_shape=(64, 64),
-    copy_bytes=1 << 16,
-    repeats=2,
+    swept_batches=(1, 2),
+    decode_tiles=(Tiles(16, 16, 4, 1), Tiles(16, 32, 4, 1)),
+    prefill_tiles=(Tiles(16, 16, 4, 1), Tiles(32, 16, 4, 1)),
+    flush_bytes=1,
+    repeats=1,
+    calls=1,
     models=(
         _model("qwen3", 32, 64, 1, Heads(2, 1, 16)).model_copy(
             update={"vocab_size": 97, "max_model_len": 128}

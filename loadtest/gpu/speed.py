@@ -1,22 +1,20 @@
-"""Kernels against what the device can move and multiply, measured in the same run."""
+"""Kernels and torch's own against what the device can move and multiply, measured in one run."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import cycle
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from octavo.kernels import ops
-from octavo.loadtest.gpu.inputs import Case, make_case, seconds
+from octavo.loadtest.clock import best_seconds
+from octavo.loadtest.gpu.inputs import Case, cases_of, make_case
 from octavo.loadtest.gpu.shapes import Plan
-
-
-class Ceilings(NamedTuple):
-    """Bytes per second of a copy, read and written, and floating point operations per second."""
-
-    bandwidth: float
-    compute: float
+from octavo.loadtest.offline.ceilings import Ceilings
 
 
 class Figure(NamedTuple):
@@ -29,85 +27,130 @@ class Figure(NamedTuple):
     share: float
 
 
-def measure_ceilings(plan: Plan) -> Ceilings:
-    """Of random data: zeros would draw less power and run faster."""
-    dtype = getattr(torch, plan.dtype)
-    source = torch.randn(plan.copy_bytes // dtype.itemsize, device=plan.device).to(dtype)
-    target = torch.empty_like(source)
-    copy = seconds(lambda: target.copy_(source), plan.device, plan.repeats)
-    size = 8192 if plan.device == "cuda" else 128
-    a, b = (torch.randn(size, size, device=plan.device).to(dtype) for _ in range(2))
-    product = seconds(lambda: a @ b, plan.device, plan.repeats)
-    return Ceilings(2 * source.nbytes / copy, 2 * size**3 / product)
-
-
 def measure_kernels(plan: Plan, ceilings: Ceilings) -> Iterator[Figure]:
     """Decode and prefill attention with torch's beside it, and the linear layers."""
-    dtype = getattr(torch, plan.dtype)
     for batch in plan.decode_batches:
         for context in plan.contexts:
-            case = make_case([context] * batch, 1, plan.heads, plan.device, dtype)
-            moved = 2 * batch * context * plan.heads.kv * plan.heads.size * dtype.itemsize
-            yield _bytes(f"decode {batch} x {context}", _attend(plan, case), moved, ceilings)
+            yield from _measure_decode(plan, batch, context, ceilings)
     for length in plan.prompts:
-        case = make_case([length], length, plan.heads, plan.device, dtype)
-        work = 4 * plan.heads.query * plan.heads.size * length * (length + 1) / 2
-        yield _operations(f"prefill {length}", _attend(plan, case), work, ceilings)
-        yield _operations(f"  torch SDPA {length}", _sdpa(plan, length), work, ceilings)
+        yield from _measure_prefill(plan, length, ceilings)
     yield from _measure_linear(plan, ceilings)
 
 
-def _attend(plan: Plan, case: Case) -> float:
-    return seconds(
-        lambda: ops.paged_attention(
-            case.q, case.key_cache, case.value_cache, case.batch, case.scale
-        ),
-        plan.device,
-        plan.repeats,
-    )
+def seconds_of(plan: Plan, work: Callable[[], object]) -> float:
+    """Seconds of a call."""
+    return best_seconds(work, torch.device(plan.device), plan.repeats, plan.calls)
 
 
-def _sdpa(plan: Plan, length: int) -> float:
+def in_turn(works: Sequence[Callable[[], object]]) -> Callable[[], object]:
+    """Calls one after the other, from the first again after the last."""
+    turns = cycle(works)
+    return lambda: next(turns)()
+
+
+def num_copies(plan: Plan, num_bytes: int) -> int:
+    """How many inputs of this size have to take turns."""
+    return max(1, min(plan.calls, -(-plan.flush_bytes // num_bytes)))
+
+
+def decode_bytes(plan: Plan, batch: int, context: int, itemsize: int) -> int:
+    """Keys and values that a decode step of one layer reads."""
+    return 2 * batch * context * plan.heads.kv * plan.heads.size * itemsize
+
+
+def prefill_operations(plan: Plan, length: int) -> float:
+    """Multiplications and additions of causal attention of one layer."""
+    return 4 * plan.heads.query * plan.heads.size * length * (length + 1) / 2
+
+
+def bytes_figure(name: str, seconds: float, moved: float, ceilings: Ceilings) -> Figure:
+    """Of a call that moves so many bytes."""
+    rate = moved / seconds / 1e9
+    return Figure(name, seconds * 1e6, rate, "GB/s", rate / ceilings.copy_gb)
+
+
+def operations_figure(name: str, seconds: float, work: float, ceilings: Ceilings) -> Figure:
+    """Of a call that does so much work."""
+    rate = work / seconds / 1e12
+    return Figure(name, seconds * 1e6, rate, "TFLOP/s", rate * 1e3 / ceilings.matmul_gflops)
+
+
+def _measure_decode(plan: Plan, batch: int, context: int, ceilings: Ceilings) -> Iterator[Figure]:
+    itemsize = getattr(torch, plan.dtype).itemsize
+    moved = decode_bytes(plan, batch, context, itemsize)
+    copies = range(num_copies(plan, moved))
+    kinds: dict[str, list[Case]] = {}
+    for _ in copies:
+        for kind, case in cases_of(plan, decode_case(plan, batch, context)):
+            kinds.setdefault(kind, []).append(case)
+    for kind, cases in kinds.items():
+        took = seconds_of(plan, in_turn([case.attend for case in cases]))
+        read = moved // itemsize * cases[0].cache.key.dtype.itemsize
+        yield bytes_figure(f"decode {batch} x {context}{kind}", took, read, ceilings)
+    kinds.clear()
+    heads = [_heads(plan, batch, 1, context) for _ in copies]
+    took = seconds_of(plan, in_turn([partial(_sdpa, *each, causal=False) for each in heads]))
+    yield bytes_figure(f"  torch SDPA {batch} x {context}", took, moved, ceilings)
+
+
+def decode_case(plan: Plan, batch: int, context: int) -> Case:
+    """Sequences of `context` tokens that decode one more."""
+    dtype = getattr(torch, plan.dtype)
+    return make_case([context] * batch, 1, plan.heads, plan.device, dtype)
+
+
+def prefill_case(plan: Plan, length: int) -> Case:
+    """A whole prompt."""
+    return make_case([length], length, plan.heads, plan.device, getattr(torch, plan.dtype))
+
+
+def _measure_prefill(plan: Plan, length: int, ceilings: Ceilings) -> Iterator[Figure]:
+    work = prefill_operations(plan, length)
+    for kind, case in cases_of(plan, prefill_case(plan, length)):
+        took = seconds_of(plan, case.attend)
+        yield operations_figure(f"prefill {length}{kind}", took, work, ceilings)
+    heads = _heads(plan, 1, length, length)
+    took = seconds_of(plan, partial(_sdpa, *heads, causal=True))
+    yield operations_figure(f"  torch SDPA {length}", took, work, ceilings)
+    took = seconds_of(plan, _flex(plan, heads, length))
+    yield operations_figure(f"  torch flex {length}", took, work, ceilings)
+
+
+def _heads(plan: Plan, batch: int, queries: int, keys: int) -> tuple[Tensor, Tensor, Tensor]:
     dtype, heads = getattr(torch, plan.dtype), plan.heads
-    q, k, v = (
-        torch.randn(1, count, length, heads.size, device=plan.device).to(dtype)
-        for count in (heads.query, heads.kv, heads.kv)
+    q = torch.randn(batch, heads.query, queries, heads.size, device=plan.device).to(dtype)
+    k, v = (
+        torch.randn(batch, heads.kv, keys, heads.size, device=plan.device).to(dtype)
+        for _ in range(2)
     )
-    return seconds(
-        lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True),
-        plan.device,
-        plan.repeats,
-    )
+    return q, k, v
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+
+
+def _flex(plan: Plan, heads: tuple[Tensor, Tensor, Tensor], length: int) -> Callable[[], object]:
+    """Flex attention with its mask of blocks; compiled where there is a GPU to compile for."""
+
+    def causal(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return query >= key
+
+    mask = create_block_mask(causal, None, None, length, length, device=plan.device)
+    attend = torch.compile(flex_attention) if plan.device == "cuda" else flex_attention
+    return partial(attend, *heads, block_mask=mask, enable_gqa=True)
 
 
 def _measure_linear(plan: Plan, ceilings: Ceilings) -> Iterator[Figure]:
     dtype, (columns, depth) = getattr(torch, plan.dtype), plan.linear_shape
-    # Several weights in turn, so that none is still in the cache.
-    weights = [torch.randn(columns, depth, device=plan.device).to(dtype) for _ in range(8)]
+    weights = [torch.randn(columns, depth, device=plan.device).to(dtype) for _ in range(plan.calls)]
     packed = [ops.pack_linear(weight) for weight in weights]
     for rows in plan.linear_rows:
         x = torch.randn(rows, depth, device=plan.device).to(dtype)
-        ours = seconds(
-            partial(_apply_all, partial(ops.linear, x), packed), plan.device, plan.repeats
-        )
-        library = seconds(
-            partial(_apply_all, partial(F.linear, x), weights), plan.device, plan.repeats
-        )
-        moved = len(weights) * weights[0].nbytes
-        yield _bytes(f"linear {rows}", ours, moved, ceilings)
-        yield _bytes(f"  torch linear {rows}", library, moved, ceilings)
-
-
-def _apply_all(product: Callable[[Any], object], weights: Sequence[Any]) -> None:
-    for weight in weights:
-        product(weight)
-
-
-def _bytes(name: str, time: float, moved: float, ceilings: Ceilings) -> Figure:
-    rate = moved / time
-    return Figure(name, time * 1e6, rate / 1e9, "GB/s", rate / ceilings.bandwidth)
-
-
-def _operations(name: str, time: float, work: float, ceilings: Ceilings) -> Figure:
-    rate = work / time
-    return Figure(name, time * 1e6, rate / 1e12, "TFLOP/s", rate / ceilings.compute)
+        kinds: dict[str, list[Callable[[], Any]]] = {
+            f"linear {rows}": [partial(ops.linear, x, weight) for weight in packed],
+            f"  torch linear {rows}": [partial(F.linear, x, weight) for weight in weights],
+        }
+        for name, works in kinds.items():
+            took = seconds_of(plan, in_turn(works))
+            yield bytes_figure(name, took, weights[0].nbytes, ceilings)

@@ -3,15 +3,16 @@
 bandwidth GB/s = 1e9 bytes per second   compute GFLOP/s = 1e9 multiplications and additions per s
 """
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
-# Far above the last cache of today's processors, and above the L2 of GPUs.
-_BUFFER_BYTES = 1 << 27
+from octavo.loadtest.clock import best_seconds
+
+# Far above the last cache of today's processors, and of GPUs.
+_BUFFER_BYTES, _GPU_BUFFER_BYTES = 1 << 27, 1 << 31
 _CPU_MATMUL, _GPU_MATMUL = 1024, 8192
 _REPETITIONS = 5
 
@@ -57,25 +58,6 @@ def measure_ceilings(dtype: torch.dtype, device: torch.device, num_threads: int)
     return Ceilings(threads, read, copy, rates[best], best)
 
 
-def best_seconds(work: Callable[[], object], device: torch.device, repetitions: int) -> float:
-    """The shortest of several runs; one more before them is not counted."""
-    shortest = float("inf")
-    for number in range(repetitions + 1):
-        synchronize(device)
-        begin = time.perf_counter()
-        work()
-        synchronize(device)
-        if number:
-            shortest = min(shortest, time.perf_counter() - begin)
-    return shortest
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait for a GPU; a CPU has nothing to wait for."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 @contextmanager
 def _torch_threads(number: int) -> Iterator[None]:
     before = torch.get_num_threads()
@@ -87,16 +69,17 @@ def _torch_threads(number: int) -> Iterator[None]:
 
 
 def _bandwidths(device: torch.device) -> tuple[float, float]:
-    source = torch.ones(_BUFFER_BYTES // 4, device=device)
+    size = _BUFFER_BYTES if device.type == "cpu" else _GPU_BUFFER_BYTES
+    # Random: zeros would draw less power, and a GPU would run faster.
+    source = torch.rand(size // 4, device=device)
     target = torch.empty_like(source)
     read = best_seconds(source.sum, device, _REPETITIONS)
     copy = best_seconds(lambda: target.copy_(source), device, _REPETITIONS)
-    return _BUFFER_BYTES / read / 1e9, 2 * _BUFFER_BYTES / copy / 1e9
+    return size / read / 1e9, 2 * size / copy / 1e9
 
 
 def _matmul_rate(dtype: torch.dtype, device: torch.device) -> float:
     size = _CPU_MATMUL if device.type == "cpu" else _GPU_MATMUL
-    left = torch.full((size, size), 0.5, dtype=dtype, device=device)
-    right = torch.full((size, size), 0.25, dtype=dtype, device=device)
+    left, right = (torch.rand(size, size, device=device).to(dtype) for _ in range(2))
     seconds = best_seconds(lambda: left @ right, device, _REPETITIONS)
     return 2 * size**3 / seconds / 1e9

@@ -1,6 +1,5 @@
 """`octavo bench kernels`: each kernel at a model's sizes, beside what the machine can do."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -14,7 +13,8 @@ from octavo.engine.core.errors import ConfigurationError
 from octavo.engine.loader import EncoderCheckpoint, resolve_checkpoint
 from octavo.engine.worker.memory import resolve_device, resolve_dtype
 from octavo.kernels import ops
-from octavo.loadtest.offline.ceilings import Ceilings, measure_ceilings, synchronize
+from octavo.loadtest.clock import best_seconds
+from octavo.loadtest.offline.ceilings import Ceilings, measure_ceilings
 from octavo.loadtest.offline.kernel_cases import KernelCase, KernelCases
 
 # Calls are timed in groups that last this long, so that reading the clock costs nothing.
@@ -125,10 +125,9 @@ def _cases(cases: KernelCases, options: KernelOptions) -> Iterator[KernelCase]:
 
 
 def _measure(case: KernelCase, device: torch.device) -> KernelRow:
-    case.call()  # compiles
-    once = _seconds(case.call, 1, device)
+    once = best_seconds(case.call, device, 1)
     calls = max(1, min(int(_GROUP_SECONDS / once), _MOST_CALLS))
-    seconds = min(_seconds(case.call, calls, device) for _ in range(_GROUPS))
+    seconds = best_seconds(case.call, device, _GROUPS, calls)
     return KernelRow(
         case.name,
         case.shape,
@@ -136,13 +135,3 @@ def _measure(case: KernelCase, device: torch.device) -> KernelRow:
         case.num_bytes / seconds / 1e9,
         case.num_operations / seconds / 1e9,
     )
-
-
-def _seconds(call: Callable[[], object], count: int, device: torch.device) -> float:
-    """Seconds of a call, averaged over `count`; on a GPU with the launches overlapped."""
-    synchronize(device)
-    begin = time.perf_counter()
-    for _ in range(count):
-        call()
-    synchronize(device)
-    return (time.perf_counter() - begin) / count

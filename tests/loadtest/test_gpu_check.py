@@ -8,12 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from octavo.kernels.triton.tiles import Tiles
 from octavo.loadtest.gpu import check
 from octavo.loadtest.gpu.shapes import DRY
+from octavo.loadtest.gpu.speed import Figure
+from octavo.loadtest.gpu.sweep import Swept
 
 SCRIPT = Path(__file__).parents[2] / "loadtest" / "gpu_check.sh"
 
 
+@pytest.mark.timeout(600)
 def test_a_dry_run_checks_and_measures_everything(tmp_path: Path) -> None:
     output = tmp_path / "new" / "figures.json"
     # A file where it is started, with the name of a package that it needs.
@@ -33,7 +37,23 @@ def test_a_dry_run_checks_and_measures_everything(tmp_path: Path) -> None:
     assert [decode["batch"] for decode in model["decodes"]] == list(DRY.model_batches)
     assert all(decode["step_ms"] > 0 for decode in model["decodes"])
     assert result["peers"]["transformers"] > 0
-    assert "0 wrong" in run.stdout and "decode 3 x 40" in run.stdout
+    assert sum("fp8" in check["name"] for check in result["checks"]) > 5
+    names = [figure["name"].strip() for figure in result["kernels"]]
+    for part in ("decode 3 x 40", "decode 3 x 40 fp8", "prefill 33", "linear 4"):
+        assert part in names
+    for peer in ("torch SDPA 3 x 40", "torch SDPA 33", "torch flex 33", "torch linear 4"):
+        assert peer in names
+    shapes = len(DRY.swept_batches) * len(DRY.contexts) + len(DRY.prompts)
+    assert len(result["tiles"]) == shapes
+    assert all(tile["figure"] for swept in result["tiles"] for tile in swept["tiles"])
+    assert "0 wrong" in run.stdout and "tiles decode 2 x 40" in run.stdout
+
+
+def test_tiles_that_a_device_cannot_hold_are_left_out_of_the_choice() -> None:
+    small, large = Tiles(16, 16, 4, 1), Tiles(128, 256, 8, 4)
+    figure = Figure("decode", 3.0, 100.0, "GB/s", 0.5)
+    assert Swept("decode", {large: None, small: figure}).best == (small, figure)
+    assert Swept("decode", {large: None}).best is None
 
 
 def test_a_wrong_kernel_fails_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -42,6 +62,7 @@ def test_a_wrong_kernel_fails_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
     monkeypatch.setattr(check, "check_kernels", one_wrong)
     monkeypatch.setattr(check, "measure_kernels", lambda plan, ceilings: ())
+    monkeypatch.setattr(check, "sweep_tiles", lambda plan, ceilings: ())
     monkeypatch.setattr(check, "measure_models", lambda plan, ceilings: ())
     monkeypatch.setattr(check, "_transformers", lambda plan, facts: 1.0)
     assert check.main(["--dry", "--output", str(tmp_path / "figures.json")]) == 1
