@@ -5,7 +5,8 @@
 The file itself is parsed, so the two cannot drift. Each stage gets an empty directory, in which the
 paths of the image stand, and a virtual environment of its own in place of the image's Python.
 Commands that change the operating system (packages, users) are named and left out; what they
-bring has to be there. At the end the entry point has to answer --help.
+bring has to be there. At the end the entry point is started, serves the starter model on a free
+port, and passes the file's own health check; then it has to stop within its time.
 """
 
 import argparse
@@ -13,9 +14,11 @@ import json
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 import venv
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -28,6 +31,7 @@ KNOWN = {
 }  # fmt: skip
 SYSTEM = {"apt-get": "gcc", "useradd": "", "install": "", "rm": ""}
 """Commands that need the image's operating system, and the program that has to be there instead."""
+START_SECONDS, STOP_SECONDS = 600, 60
 
 
 @dataclass
@@ -94,12 +98,10 @@ class Runner:
             elif instruction == "RUN":
                 for command in commands(rest):
                     self.shell(self.inside(command), directory, variables)
-            elif instruction == "HEALTHCHECK":
-                code = json.loads(rest[rest.index("CMD ") + 4 :])[2]
-                compile(code, "HEALTHCHECK", "exec")
             elif instruction == "ENTRYPOINT":
-                entry = shlex.join([*json.loads(rest), "--help"])
-                self.shell(entry, directory, variables)
+                check = dict(stage.steps)["HEALTHCHECK"]
+                command = json.loads(check[check.index("CMD ") + 4 :])
+                serve_and_check(json.loads(rest), command, directory, variables)
 
     def inside(self, text: str) -> str:
         """`text` with the image's folders below the target."""
@@ -133,6 +135,38 @@ class Runner:
         say(f"-- {command}")
         exports = "".join(f'export {name}="{value}"; ' for name, value in variables.items())
         subprocess.run(["bash", "-euc", exports + command], cwd=directory, check=True)
+
+
+def serve_and_check(
+    entry: list[str], check: list[str], directory: Path, variables: dict[str, str]
+) -> None:
+    """Starts the entry point and runs the health check until it passes; ends the script if not."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    # As a container sees it, but for the port, which may be taken on this machine.
+    variables = {**variables, "OCTAVO_PORT": str(port), "OCTAVO_HOST": "127.0.0.1"}
+    exports = "".join(f'export {name}="{value}"; ' for name, value in variables.items())
+    say(f"-- {shlex.join(entry)} on port {port}")
+    server = subprocess.Popen(
+        ["bash", "-euc", exports + "exec " + shlex.join(entry)], cwd=directory
+    )
+    deadline = time.monotonic() + START_SECONDS
+    try:
+        while subprocess.run(
+            ["bash", "-euc", exports + shlex.join(check)],
+            cwd=directory,
+            stderr=subprocess.DEVNULL,
+        ).returncode:
+            if server.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit("the entry point does not become healthy")
+            time.sleep(1)
+        say(f"-- healthy: {shlex.join(check)}")
+    finally:
+        server.terminate()
+        stopped = server.wait(STOP_SECONDS)
+    if stopped:
+        raise SystemExit(f"the entry point stopped with {stopped}")
 
 
 def commands(rest: str) -> Iterator[str]:

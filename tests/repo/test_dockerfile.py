@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 
@@ -52,6 +54,35 @@ def test_steps_run_in_order_with_the_variables_of_the_file(
     monkeypatch.setitem(steps.SYSTEM, "apt-get", "")
     steps.Runner(tmp_path, ["/build"]).run(stage)
     assert (tmp_path / "build" / "out").read_text() == f"here {tmp_path}/build/x\n"
+
+
+SERVER = """
+import http.server, os, signal, sys
+signal.signal(signal.SIGTERM, lambda *_: os._exit(int(sys.argv[1])))
+http.server.HTTPServer(("", int(os.environ["OCTAVO_PORT"])), http.server.SimpleHTTPRequestHandler
+    ).serve_forever()
+"""
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ([sys.executable, "-c", SERVER, "0"], None),
+        ([sys.executable, "-c", SERVER, "3"], "stopped with 3"),
+        (["false"], "does not become healthy"),
+    ],
+    ids=["healthy", "a bad end", "no start"],
+)
+def test_the_entry_point_is_held_to_the_health_check(
+    steps: ModuleType, tmp_path: Path, entry: list[str], message: str | None
+) -> None:
+    check = dict(steps.parse((ROOT / "Dockerfile").read_text())[1].steps)["HEALTHCHECK"]
+    command = json.loads(check[check.index("CMD ") + 4 :])
+    (tmp_path / "health").touch()
+    variables = {"PATH": f"{Path(sys.executable).parent}:$PATH"}
+    failing = pytest.raises(SystemExit, match=message) if message else nullcontext()
+    with failing:
+        steps.serve_and_check(entry, command, tmp_path, variables)
 
 
 def test_an_unknown_instruction_is_an_error(steps: ModuleType) -> None:
