@@ -11,6 +11,7 @@ from octavo_fixtures import byte_ids, token_id
 from served_app import ServeApp, ServedApp
 
 from octavo.engine.core.errors import CheckpointError
+from octavo.server.async_engine import AsyncEngine
 from octavo.server.lifecycle import Phase
 
 HELLO = [*byte_ids("hello"), token_id("<|eos|>")]
@@ -282,6 +283,22 @@ async def test_an_idle_engine_never_trips_the_watchdog(serve_app: ServeApp) -> N
     async with serve_app(HELLO, watchdog_timeout=0.02) as served:
         await served.wait_for(Phase.READY)
         await asyncio.sleep(0.1)
+        answer = await complete(served)
+
+    assert answer.status_code == 200
+
+
+async def test_a_process_that_stood_still_does_not_trip_the_watchdog(
+    serve_app: ServeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As after a stop of the whole machine: the step looks old once, and then it goes on.
+    ages = [0.0, 1000.0]
+    monkeypatch.setattr(AsyncEngine, "step_seconds", lambda _: ages.pop() if ages else 0.0)
+    async with serve_app(HELLO, watchdog_timeout=0.02) as served:
+        await served.wait_for(Phase.READY)
+        async with asyncio.timeout(5):
+            while ages:
+                await asyncio.sleep(0.01)
         answer = await complete(served)
 
     assert answer.status_code == 200
