@@ -13,7 +13,7 @@ from octavo.loadtest.memory.engine import ModelChoice, Run
 from octavo.loadtest.workload import Prompt
 
 # Of the lengths of a batch, for finding out which precision suits transformers.
-_TRIAL_SHARE = 4
+_TRIAL_SHARE = 8
 
 
 def fastest_dtype(choice: ModelChoice, batch: Sequence[Prompt]) -> DType:
@@ -45,6 +45,7 @@ class StaticBatches:
     def __init__(self, choice: ModelChoice, dtype: DType) -> None:
         """Load the checkpoint; on CPU with a thread for each core."""
         torch.set_num_threads(len(os.sched_getaffinity(0)))
+        transformers.utils.logging.disable_progress_bar()
         checkpoint = choice.checkpoint()
         device = "cuda" if torch.cuda.is_available() else "cpu"
         model = transformers.AutoModelForCausalLM.from_pretrained(
