@@ -11,7 +11,7 @@ from octavo.config.engine import EngineConfig
 from octavo.config.model import ModelConfig
 from octavo.engine.attention.metadata import CacheScales, KVCacheLayout
 from octavo.engine.core.errors import ConfigurationError
-from octavo.engine.core.limits import HostMemory
+from octavo.engine.core.limits import HostMemory, PreemptionCosts
 from octavo.engine.core.model_output import Launch, ModelOutput
 from octavo.engine.core.scheduler_output import SchedulerOutput
 from octavo.engine.executor.gpu import GpuStart
@@ -31,6 +31,7 @@ from octavo.engine.worker.memory import (
     check_context,
     free_host_memory,
     host_budget,
+    pace_steps,
     resolve_cache_dtype,
     resolve_device,
     resolve_dtype,
@@ -39,7 +40,7 @@ from octavo.engine.worker.memory import (
     size_host_memory,
 )
 from octavo.engine.worker.model_runner import ModelRunner
-from octavo.engine.worker.warm_up import measure_costs, warm_up
+from octavo.engine.worker.warm_up import measure_block_copy, measure_prefill, warm_up
 from octavo.kernels import ops
 
 # As many as there are ways of sampling in the warm-up.
@@ -88,11 +89,11 @@ class UniprocExecutor:
         self._launch: Launch | None = None
         if gpu is None:
             self._runner = start.cpu_runner(size, self._host_memory)
-            self._warm_up(config)
+            self._warm_up(config, on_cpu=True)
         else:
             runner = start.device_runner(size, self._host_memory)
             self._runner, self._launch = runner, runner.launch
-            self._warm_up(config)
+            self._warm_up(config, on_cpu=False)
             _logger.info("%d decode steps recorded", gpu.prepare(runner))
             ops.watch_compilations(self._note_compilation)
         if demand.gpu is not None:
@@ -109,15 +110,23 @@ class UniprocExecutor:
             size.num_blocks,
             config.cache.block_size,
             size.max_model_len,
-            steps.max_num_seqs,
-            steps.max_num_batched_tokens,
+            self._steps.max_num_seqs,
+            self._steps.max_num_batched_tokens,
         )
 
-    def _warm_up(self, config: EngineConfig) -> None:
+    def _warm_up(self, config: EngineConfig, on_cpu: bool) -> None:
         runner = self._runner
         warm_up_first_steps(runner, config.cache.block_size)
-        if runner.num_host_blocks and config.scheduler.preemption_mode == "auto":
-            self._host_memory = replace(self._host_memory, costs=measure_costs(runner))
+        chooses = runner.num_host_blocks and config.scheduler.preemption_mode == "auto"
+        is_paced = on_cpu and config.scheduler.max_num_batched_tokens is None
+        if not (chooses or is_paced):
+            return
+        token_seconds = measure_prefill(runner)
+        if chooses:
+            costs = PreemptionCosts(token_seconds, measure_block_copy(runner))
+            self._host_memory = replace(self._host_memory, costs=costs)
+        if is_paced:
+            self._steps = pace_steps(self._steps, token_seconds)
 
     def _note_compilation(self, kernel: str) -> None:
         _logger.warning("the kernel %s was compiled while serving: a warm-up is missing", kernel)

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -26,6 +26,10 @@ _HOST_SHARE = 0.4
 _HOST_MAXIMUM = 4 * _GIB
 # Most of what is free that the swap space takes, which is asked for by default.
 _SWAP_SHARE = 0.5
+# Of a step on a CPU, whose size nobody has asked for.
+_STEP_SECONDS = 0.2
+_LEAST_STEP_TOKENS = 128
+_STEP_TOKENS_UNIT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,19 @@ def resolve_step_limits(config: SchedulerConfig, device: torch.device) -> StepLi
     if tokens is None:
         tokens = max(default_tokens, seqs or 0)
     return StepLimits(seqs or min(default_seqs, tokens), tokens)
+
+
+def pace_steps(steps: StepLimits, token_seconds: float) -> StepLimits:
+    """`steps` with no more tokens than a prompt computes in `_STEP_SECONDS`, or than rows pay off.
+
+    A chunk of a prompt holds up every stream. Where products wait for the processor and not for
+    memory, larger chunks would gain nothing for it.
+    """
+    least = max(_LEAST_STEP_TOKENS, steps.max_num_seqs)
+    tokens = int(_STEP_SECONDS / token_seconds) // _STEP_TOKENS_UNIT * _STEP_TOKENS_UNIT
+    return replace(
+        steps, max_num_batched_tokens=min(steps.max_num_batched_tokens, max(least, tokens))
+    )
 
 
 def check_context(max_model_len: int | None, model_limit: int) -> None:

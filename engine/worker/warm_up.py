@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from octavo.engine.attention.metadata import KVCacheLayout
-from octavo.engine.core.limits import PreemptionCosts
 from octavo.engine.core.model_output import ModelOutput
 from octavo.engine.core.sampling_params import SamplingParams
 from octavo.engine.core.scheduler_output import NewSequence, ScheduledSequence, SchedulerOutput
@@ -101,18 +100,24 @@ def _decode_behind(runner: Runner, length: int) -> None:
     runner.execute(SchedulerOutput(0, (), (), (-1,), ()))
 
 
-def measure_costs(runner: Runner) -> PreemptionCosts:
-    """Times a prefill and copies to and from host memory, which must be there.
+def measure_prefill(runner: Runner) -> float:
+    """Seconds that a token of a prompt takes.
 
     Blocks are written from block 0 on, so no sequence may be running.
     """
     num_tokens = max(1, min(_MEASURED_TOKENS, runner.limits.max_model_len - 1))
+    return _seconds(runner, lambda: warm_up(runner, 1, num_tokens)) / num_tokens
+
+
+def measure_block_copy(runner: Runner) -> float:
+    """Seconds that a copy of a block to or from host memory takes, which must be there.
+
+    Blocks are written from block 0 on, so no sequence may be running.
+    """
     num_blocks = min(_MEASURED_BLOCKS, runner.layout.num_blocks, runner.num_host_blocks)
     pairs = tuple((block, block) for block in range(num_blocks))
     copies = SchedulerOutput(0, (), (), (), (), swap_out=pairs, swap_in=pairs)
-    prefill = _seconds(runner, lambda: warm_up(runner, 1, num_tokens))
-    both_ways = _seconds(runner, lambda: runner.execute(copies))
-    return PreemptionCosts(prefill / num_tokens, both_ways / (2 * num_blocks))
+    return _seconds(runner, lambda: runner.execute(copies)) / (2 * num_blocks)
 
 
 def _seconds(runner: Runner, action: Callable[[], object]) -> float:

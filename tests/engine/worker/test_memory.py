@@ -109,6 +109,24 @@ def test_step_limits_follow_the_device_and_what_is_given(
     assert limits == StepLimits(*expected)
 
 
+@pytest.mark.parametrize(
+    ("token_seconds", "expected"),
+    [
+        (0.0006, 320),  # 333, to whole blocks
+        (0.00001, 2048),
+        (0.05, 128),
+    ],
+)
+def test_a_step_on_cpu_has_what_a_prompt_computes_in_a_fifth_of_a_second(
+    token_seconds: float, expected: int
+) -> None:
+    assert memory.pace_steps(StepLimits(16, 2048), token_seconds) == StepLimits(16, expected)
+
+
+def test_a_paced_step_has_room_for_every_sequence() -> None:
+    assert memory.pace_steps(StepLimits(512, 2048), 0.05) == StepLimits(512, 512)
+
+
 def test_f01_the_context_shrinks_to_what_the_cache_holds(caplog: pytest.LogCaptureFixture) -> None:
     size = size_cache(cache(num_gpu_blocks_override=32), None, demand())
     assert size == CacheSize(32, 512)
