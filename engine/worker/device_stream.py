@@ -48,12 +48,35 @@ class DeviceStream(Protocol):
         """Waits until everything has been done."""
 
 
-@dataclass(slots=True)
-class _Slot:
-    """A pinned buffer, and what has happened when the device no longer reads it."""
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A buffer int64 of the host, and an event after which the device no longer reads it."""
 
     buffer: Tensor
     copied: Any
+
+
+class StagingSlots:
+    """Buffers in rotation, so that the host fills one while the device may read the others.
+
+    `new_slot` makes a slot of at least so many words, whose event has happened.
+    """
+
+    def __init__(self, new_slot: Callable[[int], Slot]) -> None:
+        self._new_slot = new_slot
+        self._slots = [new_slot(1) for _ in range(_SLOTS)]
+        self._next = 0
+
+    def fill(self, words: NDArray[np.int64]) -> Slot:
+        """Copies `words` to the front of the next slot; waits only where it is still being read."""
+        slot = self._slots[self._next]
+        slot.copied.synchronize()
+        if slot.buffer.shape[0] < words.size:
+            # Doubled, so that growing steps do not ask for new memory each time.
+            slot = self._slots[self._next] = self._new_slot(2 * words.size)
+        self._next = (self._next + 1) % _SLOTS
+        slot.buffer.numpy()[: words.size] = words
+        return slot
 
 
 class _CudaDownload:
@@ -73,17 +96,11 @@ class CudaStream:
         self.device = device
         self._copy_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
-        self._slots = [self._new_slot(1) for _ in range(_SLOTS)]
-        self._next_slot = 0
+        self._staging = StagingSlots(_pinned_slot)
 
     def upload(self, words: NDArray[np.int64], into: Tensor) -> Tensor:
         """See `DeviceStream`; waits only where all buffers are still being read."""
-        slot = self._slots[self._next_slot]
-        slot.copied.synchronize()
-        if slot.buffer.shape[0] < words.size:
-            slot = self._slots[self._next_slot] = self._new_slot(words.size)
-        self._next_slot = (self._next_slot + 1) % _SLOTS
-        slot.buffer.numpy()[: words.size] = words
+        slot = self._staging.fill(words)
         target = into[: words.size]
         if target.shape[0] < words.size:
             target = torch.empty(words.size, dtype=torch.int64, device=self.device)
@@ -126,9 +143,8 @@ class CudaStream:
         """See `DeviceStream`."""
         torch.cuda.synchronize(self.device)
 
-    @staticmethod
-    def _new_slot(size: int) -> _Slot:
-        # Doubled, so that growing steps do not ask for new memory each time.
-        buffer = torch.empty(2 * size, dtype=torch.int64, pin_memory=True)
-        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        return _Slot(buffer, event)
+
+def _pinned_slot(size: int) -> Slot:
+    buffer = torch.empty(size, dtype=torch.int64, pin_memory=True)
+    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+    return Slot(buffer, event)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-NUM_SLOTS = 3
+from octavo.engine.worker.device_stream import Slot, StagingSlots
 
 
 class Recorder(TorchDispatchMode):
@@ -54,6 +54,15 @@ class FakeDownload:
         return self.arrays
 
 
+class FakeEvent:
+    def __init__(self, stream: "FakeStream") -> None:
+        self.stream = stream
+        self.happened = True
+
+    def synchronize(self) -> None:
+        self.stream.run(until=lambda: self.happened)
+
+
 class FakeStream:
     """`num_done` counts what was done, when the host waited; `num_replays` the graphs that ran."""
 
@@ -63,8 +72,8 @@ class FakeStream:
         self.num_done = 0
         self.num_replays = 0
         self.num_uploads = 0
-        self._slots: list[NDArray[np.int64]] = [np.zeros(0, np.int64)] * NUM_SLOTS
-        self._busy = [False] * NUM_SLOTS
+        self.num_slots = 0
+        self._staging = StagingSlots(self._new_slot)
 
     def run(self, until: Callable[[], bool] = lambda: False) -> None:
         while self.queue and not until():
@@ -73,22 +82,24 @@ class FakeStream:
             self.num_done += 1
 
     def upload(self, words: NDArray[np.int64], into: Tensor) -> Tensor:
-        slot = self.num_uploads % NUM_SLOTS
         self.num_uploads += 1
-        self.run(until=lambda: not self._busy[slot])
-        self._busy[slot] = True
-        self._slots[slot] = words.copy()
+        size, slot = words.size, self._staging.fill(words)
+        slot.copied.happened = False
         words[:] = -(2**40)  # it is the caller's again
         target = into[: words.size]
         if target.shape[0] < words.size:
             target = torch.empty(words.size, dtype=torch.int64)
 
         def copy() -> None:
-            target.copy_(torch.from_numpy(self._slots[slot]))
-            self._busy[slot] = False
+            target.copy_(slot.buffer[:size])
+            slot.copied.happened = True
 
         self.queue.append(copy)
         return target
+
+    def _new_slot(self, size: int) -> Slot:
+        self.num_slots += 1
+        return Slot(torch.zeros(size, dtype=torch.int64), FakeEvent(self))
 
     def submit(self, work: Callable[[], None]) -> None:
         self.queue.append(work)

@@ -170,3 +170,14 @@ def test_weights_packed_for_the_cpu_have_no_bounds(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ops.cpu, "pack_linear", lambda weight, bias: "tiles")
     with pytest.raises(ValueError, match="packed for the CPU"):
         ops.output_bounds(ops.pack_linear(randn(2, 3)), randn(3))
+
+
+def test_fixed_shapes_give_a_row_the_same_bits_in_any_company() -> None:
+    x, weight = randn(9, 64), randn(40, 64)
+    with ops.reference_only(), ops.fixed_shapes():
+        packed = ops.pack_linear(weight)
+    together = ops.linear(x, packed)
+    for row in range(9):
+        assert torch.equal(ops.linear(x[row : row + 1], packed)[0], together[row])
+    assert ops.linear(x[:0], packed).shape == (0, 40)
+    torch.testing.assert_close(together, x @ weight.T, atol=1e-5, rtol=1e-5)
