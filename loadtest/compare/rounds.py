@@ -1,7 +1,7 @@
 """The order of a comparison: in each round every server gets every workload."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,18 +79,19 @@ def run_rounds(
 
 def _run_server(
     scenario: Scenario, server: Server, number: int, seed: int, logs: Path
-) -> list[Measurement]:
+) -> Iterator[Measurement]:
     log = logs / f"{server.name.replace('/', '_')}-round{number + 1}.log"
-    found: list[Measurement] = []
+    waiting = list(scenario.workloads)
     try:
         with running(scenario, server, log) as url, pinned(scenario.client_cores):
             for index, workload in enumerate(scenario.workloads):
                 own = seed + number * _SEEDS_PER_ROUND + index
-                found.append(_run_workload(scenario, server, workload, (url, number, own)))
+                measurement = _run_workload(scenario, server, workload, (url, number, own))
+                waiting.remove(workload)
+                yield measurement
     except ServerError as error:
-        missing = scenario.workloads[len(found) :]
-        found += [Measurement(server.name, item.name, number, None, str(error)) for item in missing]
-    return found
+        for workload in waiting:
+            yield Measurement(server.name, workload.name, number, None, str(error))
 
 
 def _run_workload(
