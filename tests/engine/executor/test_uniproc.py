@@ -101,6 +101,22 @@ def test_a_cache_in_fp8_holds_four_times_the_tokens_of_float32(
         each.shutdown()
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_deterministic_packs_every_layer_for_fixed_shapes(
+    random_llama_dir: Path, deterministic: bool
+) -> None:
+    parts = {"load": {"model": str(random_llama_dir)}, "device": {"deterministic": deterministic}}
+    config = EngineConfig.model_validate(parts)
+    with ops.reference_only():
+        model = uniproc._load(
+            config, resolve_checkpoint(config.load), torch.float32, torch.device("cpu")
+        )
+    linears = [model.lm_head]
+    for layer in model.layers:
+        linears += [layer.self_attn.qkv, layer.self_attn.out, layer.mlp.gate_up, layer.mlp.down]
+    assert all((linear.loaded().in_slices is not None) == deterministic for linear in linears)
+
+
 def test_int8_weights_are_refused_on_a_gpu() -> None:
     with pytest.raises(ConfigurationError, match=r"int8 is not supported on cuda.*--device cpu"):
         check_int8(torch.bfloat16, torch.device("cuda"))
