@@ -163,7 +163,9 @@ def _tiles(q: Tensor, cache: Tensor, head_pad: int, group: int, max_query_len: i
     if memory > 200 * 1024:
         if rows_needed <= 64:
             return Tiles(rows=64, tile=64, num_warps=4, num_stages=2)
-        return Tiles(rows=128, tile=64, num_warps=8, num_stages=3)
+        # A third stage of small heads would leave too few registers to convert e4m3 in.
+        stages = 2 if converted and head_pad <= 64 else 3
+        return Tiles(rows=128, tile=64, num_warps=8, num_stages=stages)
     # A group that is no power of two costs registers for the division of rows.
     if rows_needed <= 64 or group & (group - 1):
         return Tiles(rows=64, tile=32, num_warps=4, num_stages=stages)

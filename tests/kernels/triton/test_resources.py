@@ -31,9 +31,10 @@ sys.exit(not rows or not all(row.fits for row in rows))
         ("decode 128 bf16;prefill 128 bf16;rotate, norm bf16", "sm_80;sm_100;gfx942"),
         ("prefill 256 bf16;rotate, norm bf16", "sm_89"),
         ("prefill 128 bf16 e4m3;rotate, norm bf16 e4m3;rows bf16;cache bf16", "sm_90"),
+        ("prefill 64 bf16 e4m3", "sm_90;sm_100"),
         ("sampling;skinny linear bf16", "sm_90"),
     ],
-    ids=["main path", "small memory", "fp8 and small ops", "sampling"],
+    ids=["main path", "small memory", "fp8 and small ops", "small fp8 heads", "sampling"],
 )
 def test_no_spills_and_enough_shared_memory(variants: str, targets: str) -> None:
     run = subprocess.run(
