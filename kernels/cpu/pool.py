@@ -186,9 +186,11 @@ def _run_taken(state: int, first: int, function: int, chunks: int, arguments: in
 
 
 @compiled
-def _run_shared(state: int, first: int, function: int, chunks: int, values: Any) -> int:
+def _run_shared(
+    state: int, first: int, function: int, chunks: int, values: Any, shares: bool
+) -> int:
     """Run `first` once, then all chunks of `function`, with the helpers; what was reported."""
-    if atomic_exchange(state + _OWNER, 1) != 0:
+    if not shares or atomic_exchange(state + _OWNER, 1) != 0:
         memory = np.empty(MAX_ARGUMENTS + 1, np.int64)
         for i in range(MAX_ARGUMENTS):
             memory[i] = values[i]
@@ -203,13 +205,13 @@ def _run_shared(state: int, first: int, function: int, chunks: int, values: Any)
 
 
 @compiled
-def _run_program(state: int, code: int, count: int) -> int:
+def _run_program(state: int, code: int, count: int, shares: bool) -> int:
     """Run `count` instructions; the first one that reported, else -1."""
     for number in range(count):
         here = code + 8 * INSTRUCTION_WORDS * number
         first, function = load_i64(here, FIRST), load_i64(here, KERNEL)
         chunks, arguments = load_i64(here, CHUNKS), here + 8 * ARGUMENTS
-        if chunks > 1 and atomic_exchange(state + _OWNER, 1) == 0:
+        if shares and chunks > 1 and atomic_exchange(state + _OWNER, 1) == 0:
             reported = _run_taken(state, first, function, chunks, arguments)
             atomic_store(state + _OWNER, 0)
         else:
@@ -239,16 +241,21 @@ def report(arguments: int, value: int) -> None:
 class Pool:
     """Helper threads beside the thread that calls `run`.
 
-    Any thread may call; while one job runs, a second caller does its own work alone.
+    Any thread may call; while one job runs, a second caller does its own work alone, as all do
+    while `shares` is False. Where the number of threads `is_fixed`, that stays True.
     """
 
+    shares = True
+
     def __init__(self, num_threads: int) -> None:
+        self.is_fixed = num_threads == 1
         self._threads: list[threading.Thread] = []
         self._start(num_threads)
 
     def resize(self, num_threads: int) -> None:
-        """Use so many threads from now on. No job may be running."""
+        """Use so many threads from now on, always. No job may be running."""
         self.close()
+        self.is_fixed, self.shares = True, True
         self._start(num_threads)
 
     def _start(self, num_threads: int) -> None:
@@ -276,12 +283,15 @@ class Pool:
         is what a kernel reported, or 0.
         """
         values = arguments + (0,) * (MAX_ARGUMENTS - len(arguments))
-        run = _run_short if chunks <= 1 and not long else _run_shared
-        return int(run(self._state, first, kernel.address, chunks, values))
+        if chunks <= 1 and not long:
+            return int(_run_short(self._state, first, kernel.address, chunks, values))
+        shares = self.shares
+        return int(_run_shared(self._state, first, kernel.address, chunks, values, shares))
 
     def run_program(self, instructions: NDArray[np.int64]) -> int:
         """Run [n, INSTRUCTION_WORDS] one after the other; the first that reported, else -1."""
-        return int(_run_program(self._state, instructions.ctypes.data, len(instructions)))
+        code, count = instructions.ctypes.data, len(instructions)
+        return int(_run_program(self._state, code, count, self.shares))
 
     def close(self) -> None:
         """Stop the helpers; later jobs run on the caller alone."""
