@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from octavo.kernels import ops
-from octavo.loadtest.clock import best_seconds
 from octavo.loadtest.gpu.inputs import Case, cases_of, make_case
 from octavo.loadtest.gpu.shapes import Plan
 from octavo.loadtest.offline.ceilings import Ceilings
+from octavo.loadtest.offline.clock import best_seconds
 
 
 class Figure(NamedTuple):

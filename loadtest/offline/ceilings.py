@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from octavo.loadtest.clock import best_seconds
+from octavo.loadtest.offline.clock import best_seconds
 
 # Far above the last cache of today's processors, and of GPUs.
 _BUFFER_BYTES, _GPU_BUFFER_BYTES = 1 << 27, 1 << 31

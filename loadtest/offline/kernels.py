@@ -13,8 +13,8 @@ from octavo.engine.core.errors import ConfigurationError
 from octavo.engine.loader import EncoderCheckpoint, resolve_checkpoint
 from octavo.engine.worker.memory import resolve_device, resolve_dtype
 from octavo.kernels import ops
-from octavo.loadtest.clock import best_seconds
 from octavo.loadtest.offline.ceilings import Ceilings, measure_ceilings
+from octavo.loadtest.offline.clock import best_seconds
 from octavo.loadtest.offline.kernel_cases import KernelCase, KernelCases
 
 # Calls are timed in groups that last this long, so that reading the clock costs nothing.
