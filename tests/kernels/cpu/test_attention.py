@@ -91,23 +91,26 @@ def test_group_sizes(heads: tuple[int, int]) -> None:
     _Case([(40, 12), (20, 1)], heads=heads).check()
 
 
-@pytest.mark.parametrize("size", [8, 40, 80, 96, 128])
-def test_head_sizes(size: int) -> None:
-    _Case([(21, 5), (9, 1)], size=size).check()
+@pytest.mark.parametrize("dtype", _DTYPES, ids=str)
+@pytest.mark.parametrize("size", [8, 40, 80, 96, 128, 256])
+def test_head_sizes(size: int, dtype: torch.dtype) -> None:
+    _Case([(21, 5), (9, 1)], size=size, dtype=dtype).check()
 
 
+@pytest.mark.parametrize("dtype", _DTYPES, ids=str)
 @pytest.mark.parametrize("block_size", [1, 3, 4, 5, 7, 32])
-def test_block_sizes(block_size: int) -> None:
-    _Case([(50, 9), (13, 1)], block_size=block_size, window=11).check()
+def test_block_sizes(block_size: int, dtype: torch.dtype) -> None:
+    _Case([(50, 9), (13, 1)], block_size=block_size, dtype=dtype, window=11).check()
 
 
 def test_head_size_without_a_kernel() -> None:
     _Case([(21, 5)], size=12).check()
 
 
+@pytest.mark.parametrize("dtype", _DTYPES, ids=str)
 @pytest.mark.parametrize("window", [1, 5, 16, 130, 1000])
-def test_window(window: int) -> None:
-    _Case([(290, 140), (200, 1), (3, 3)], window=window).check()
+def test_window(window: int, dtype: torch.dtype) -> None:
+    _Case([(290, 140), (200, 1), (3, 3)], dtype=dtype, window=window).check()
 
 
 def test_soft_cap() -> None:
