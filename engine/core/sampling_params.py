@@ -10,6 +10,9 @@ from octavo.engine.core.pooling import Pooling
 
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 64
+# Text that may become a stop string is held back, and looking where it begins takes the square of
+# its length, between the tokens of all other requests.
+MAX_STOP_CHARS = 1000
 # Beyond it a power of the length leaves the range of floating point.
 MAX_LENGTH_PENALTY = 20.0
 
@@ -82,6 +85,10 @@ class SamplingParams:
             raise InvalidRequestError(f"stop takes at most {MAX_STOP_STRINGS} strings", "stop")
         if "" in self.stop:
             raise InvalidRequestError("stop must not hold an empty string", "stop")
+        if max(map(len, self.stop), default=0) > MAX_STOP_CHARS:
+            raise InvalidRequestError(
+                f"stop takes strings of at most {MAX_STOP_CHARS} characters", "stop"
+            )
         _check_range("length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
         if self.early_stopping not in (False, True, "never"):
             raise InvalidRequestError(

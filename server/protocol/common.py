@@ -19,6 +19,7 @@ from octavo.engine.core.errors import InvalidRequestError
 from octavo.engine.core.sampling_params import (
     MAX_CHOICES,
     MAX_LENGTH_PENALTY,
+    MAX_STOP_CHARS,
     MAX_STOP_STRINGS,
     EarlyStopping,
 )
@@ -26,6 +27,7 @@ from octavo.server.protocol.unsupported import HINTS, NeutralValues
 
 INT64_MAX = 2**63 - 1
 MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARS = 1000
 MAX_METADATA = 16
 MAX_METADATA_NAME = 64
 MAX_METADATA_TEXT = 512
@@ -55,6 +57,8 @@ def _parse_stop(value: object) -> list[str]:
         raise invalid(f"must hold at most {MAX_STOP_STRINGS} strings")
     if "" in stops:
         raise invalid("must not hold an empty string")
+    if max(map(len, stops), default=0) > MAX_STOP_CHARS:
+        raise invalid(f"must hold strings of at most {MAX_STOP_CHARS} characters")
     return stops
 
 
@@ -73,6 +77,12 @@ def _parse_logit_bias(value: object) -> dict[int, float]:
     return biases
 
 
+def _parse_early_stopping(value: object) -> bool | str:
+    if value is True or value is False or value == "never":
+        return value
+    raise invalid('must be true, false or "never"')
+
+
 def _parse_metadata(value: object) -> dict[str, str]:
     if not isinstance(value, dict) or len(value) > MAX_METADATA:
         raise invalid(f"must be an object of at most {MAX_METADATA} texts")
@@ -84,16 +94,17 @@ def _parse_metadata(value: object) -> dict[str, str]:
     return value
 
 
+_STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
 StopStrings = Annotated[
     list[str],
     BeforeValidator(_parse_stop),
     WithJsonSchema(
         {
             "anyOf": [
-                {"type": "string", "minLength": 1},
+                _STOP,
                 {
                     "type": "array",
-                    "items": {"type": "string", "minLength": 1},
+                    "items": _STOP,
                     "maxItems": MAX_STOP_STRINGS,
                 },
             ]
@@ -115,6 +126,7 @@ TokenId = Annotated[int, Field(ge=0)]
 # A named alias, since the marker inside cannot be hashed as a member of a union.
 TokenIds = TypeAliasType("TokenIds", Annotated[list[TokenId], FailFast()])
 NonEmptyText = Annotated[str, Field(min_length=1)]
+BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARS)]
 Metadata = Annotated[
     dict[str, str],
     BeforeValidator(_parse_metadata),
@@ -218,7 +230,7 @@ class GenerationBody(RequestBody):
         le=MAX_LENGTH_PENALTY,
         description="A beam's score is the sum of its logprobs / length ** length_penalty.",
     )
-    early_stopping: EarlyStopping = Field(
+    early_stopping: Annotated[EarlyStopping, BeforeValidator(_parse_early_stopping)] = Field(
         default=False,
         description="When a beam search that has found as many texts as it has beams ends: at once "
         "(true), when the best beam would be no better if it ended now (false), or could be no "
@@ -271,7 +283,7 @@ class GenerationBody(RequestBody):
     allowed_token_ids: TokenIds | None = Field(
         default=None, min_length=1, description="Only these ids can be generated."
     )
-    bad_words: list[NonEmptyText] | None = Field(
+    bad_words: list[BadWord] | None = Field(
         default=None, max_length=MAX_BAD_WORDS, description="Strings that are never generated."
     )
     return_tokens_as_token_ids: bool | None = Field(

@@ -33,6 +33,7 @@ _TEXTS = {
     "model_type": "must be an object",
     "model_attributes_type": "must be an object",
     "string_too_short": "must not be empty",
+    "string_too_long": "must have at most {max_length} characters",
     "greater_than_equal": "must be at least {ge}",
     "greater_than": "must be above {gt}",
     "less_than_equal": "must be at most {le}",

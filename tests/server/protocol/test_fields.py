@@ -34,10 +34,10 @@ WRONG_ON_BOTH = [
     ("max_tokens", [-1, 1.5, "abc", True]),
     ("min_tokens", [-1, 0.5]),
     ("seed", [2**63, -(2**63) - 1, 1.5, "1"]),
-    ("stop", ["", [""], ["a", ""], [1], 1, {}, ["x"] * 65]),
+    ("stop", ["", [""], ["a", ""], [1], 1, {}, ["x"] * 65, "x" * 1001, ["x", "y" * 1001]]),
     ("stop_token_ids", [[-1], ["1"], 5]),
     ("allowed_token_ids", [[], [-1]]),
-    ("bad_words", [[""], "x", ["x"] * 129]),
+    ("bad_words", [[""], "x", ["x"] * 129, ["x", "y" * 1001]]),
     ("stream", [1, "true"]),
     ("stream_options", [True, {"include_usage": True}]),
     ("user", [5]),
@@ -71,6 +71,14 @@ def test_b02_wrong_values_name_their_field(make: Any, name: str, value: Any) -> 
     assert f"`{name}" in caught.value.message
 
 
+@pytest.mark.parametrize("value", ["maybe", 1, 0, [], {}])
+def test_all_values_of_early_stopping_are_named(value: Any) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        completion(early_stopping=value)
+    assert caught.value.param == "early_stopping"
+    assert caught.value.message == '`early_stopping` must be true, false or "never"'
+
+
 @pytest.mark.parametrize("make", [chat, completion])
 @pytest.mark.parametrize(
     "fields",
@@ -78,7 +86,7 @@ def test_b02_wrong_values_name_their_field(make: Any, name: str, value: Any) -> 
         {"temperature": 0, "top_p": 0, "top_k": 0},
         {"temperature": 2, "top_p": 1, "top_k": -1, "min_p": 1},
         {"top_k": 1_000_000_000, "seed": -(2**63), "n": 128},
-        {"seed": 2**63 - 1, "stop": ["x"] * 64, "stop_token_ids": []},
+        {"seed": 2**63 - 1, "stop": ["x" * 1000] * 64, "stop_token_ids": []},
         {"stream": True, "stream_options": {"include_usage": None, "include_obfuscation": True}},
         {
             "metadata": {"k" * 64: "v" * 512},
@@ -90,6 +98,7 @@ def test_b02_wrong_values_name_their_field(make: Any, name: str, value: Any) -> 
         {"prompt_cache_key": "k", "prompt_cache_retention": "24h", "prompt_cache_options": {}},
         {"logit_bias": {"0": -100, "65": 100.0}},
         {"truncate_prompt_tokens": -1, "truncation_side": "right"},
+        {"bad_words": ["x" * 1000] * 128, "early_stopping": "never"},
     ],
 )
 def test_values_in_range_are_taken(make: Any, fields: dict[str, Any]) -> None:
