@@ -322,7 +322,7 @@ class ChatService:
             raise InvalidRequestError("The chat template made an empty prompt", "messages")
         return EncodedMessages(token_ids, text, layers.merged())
 
-    def _render(self, prompt: ChatPrompt, layers: "_Layers") -> str:
+    def _render(self, prompt: ChatPrompt, layers: _Layers) -> str:
         """Render; when it fails only with the variables of a field, that field is to blame."""
         template = self._template(prompt.chat_template)
 
