@@ -3,6 +3,7 @@
 
 import contextlib
 import hashlib
+import os
 import platform
 import shutil
 import tempfile
@@ -33,7 +34,8 @@ def cache_directory() -> str:
     for source in sorted(folder.glob("*.py")):
         digest.update(source.read_bytes())
     name = f"kernels-{digest.hexdigest()[:16]}"
-    for base in (folder / "__pycache__", Path("~/.cache/octavo").expanduser()):
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    for base in (folder / "__pycache__", home / "octavo"):
         try:
             (base / name).mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=base / name):
