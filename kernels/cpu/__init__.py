@@ -4,13 +4,13 @@ Guarantee: what is computed for a token depends, to the last bit, only on that t
 position and the tokens before it: not on the other tokens of the step, on how a prompt was cut
 into steps, on what came from the prefix cache, or on threads. So greedy answers never depend on
 the company, in any element type. This rests on three rules, held by tests: a linear layer adds
-over its inputs in one chain in their order, for each number of rows; sums across the lanes of a
-vector spell out their order; spans of keys begin at multiples of their length.
+over its inputs in one chain in their order (in pairs, where a processor multiplies pairs of
+bfloat16), for each number of rows; sums across the lanes of a vector spell out their order; spans
+of keys begin at multiples of their length. Processors with and without AVX-512, and with its
+products of bfloat16, run different forms, whose last bits differ.
 
-What it costs was measured on a busy machine only, in processor time of the linear layers of a
-135M model on one thread, four interleaved runs each, against two chains for one or two tokens:
-for one token 24.6 to 31.1 ms against 24.1 to 27.5, for two 24.8 to 32.4 against 25.1 to 30.5. So
-for one token up to a tenth may be lost; the spread of the runs is as large.
+One chain means that a step of one token waits for each sum before the next: on AVX-512 that still
+takes 128 bytes of weights in six cycles, more than memory gives.
 """
 
 from octavo.kernels.cpu.activation import gelu_and_mul, silu_and_mul

@@ -154,10 +154,10 @@ def items_per_chunk(items: int) -> int:
 def fits_cache(dtype: torch.dtype, key_cache: Tensor) -> bool:
     """Whether the kernel takes queries of `dtype` over such a cache.
 
-    It reads four keys of a block and eight components of a key at a time.
+    It reads four keys of a block and eight components of a key at a time, and of values a panel.
 
-    Of values it reads sixteen components, so for other sizes it may touch the start of the row
-    after; after the last block of a pool that is the dummy block.
+    Where a size does not fill a panel it may touch the rows after, in pairs of bfloat16 those of
+    keys too; after the last block of a pool that is the dummy block.
     """
     _, _, block_size, size = key_cache.shape
     return key_cache.dtype == dtype and size % 8 == 0 and block_size >= DOT_KEYS

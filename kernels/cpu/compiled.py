@@ -3,7 +3,6 @@
 
 import contextlib
 import hashlib
-import os
 import platform
 import shutil
 import tempfile
@@ -15,6 +14,8 @@ from typing import Any
 
 import numba
 from numba.core import config as numba_config
+
+from octavo.config.env import cache_root
 
 # Sums may be reordered into vectors; infinities and NaN keep their meaning.
 _FLAGS = {"reassoc", "contract", "nsz"}
@@ -34,8 +35,7 @@ def cache_directory() -> str:
     for source in sorted(folder.glob("*.py")):
         digest.update(source.read_bytes())
     name = f"kernels-{digest.hexdigest()[:16]}"
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    for base in (folder / "__pycache__", home / "octavo"):
+    for base in (folder / "__pycache__", Path(cache_root()) / "octavo"):
         try:
             (base / name).mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=base / name):

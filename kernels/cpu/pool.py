@@ -15,6 +15,7 @@ other thread.
 import atexit
 import os
 import threading
+import time
 from functools import cache
 from typing import Any
 
@@ -37,6 +38,7 @@ from octavo.kernels.cpu.intrinsics import (
     spin_pause,
     store_i64,
 )
+from octavo.kernels.cpu.thread_choice import ThreadChoice
 
 MAX_ARGUMENTS = 24
 # After the arguments: what a kernel reports by `report`, 0 when all went well.
@@ -222,7 +224,7 @@ def _run_program(state: int, code: int, count: int, shares: bool) -> int:
 
 
 @compiled_holding_gil
-def _run_short(state: int, first: int, function: int, chunks: int, values: Any) -> int:
+def _run_short(first: int, function: int, chunks: int, values: Any) -> int:
     """Run everything on the calling thread; what a kernel reported."""
     memory = np.empty(MAX_ARGUMENTS + 1, np.int64)
     for i in range(MAX_ARGUMENTS):
@@ -242,20 +244,18 @@ class Pool:
     """Helper threads beside the thread that calls `run`.
 
     Any thread may call; while one job runs, a second caller does its own work alone, as all do
-    while `shares` is False. Where the number of threads `is_fixed`, that stays True.
+    while programs were seen to run faster so. Where a number of threads was asked for, they share.
     """
 
-    shares = True
-
     def __init__(self, num_threads: int) -> None:
-        self.is_fixed = num_threads == 1
+        self._choice = ThreadChoice() if num_threads > 1 else None
         self._threads: list[threading.Thread] = []
         self._start(num_threads)
 
     def resize(self, num_threads: int) -> None:
         """Use so many threads from now on, always. No job may be running."""
         self.close()
-        self.is_fixed, self.shares = True, True
+        self._choice = None
         self._start(num_threads)
 
     def _start(self, num_threads: int) -> None:
@@ -274,6 +274,10 @@ class Pool:
         """Threads that share a job, the caller included."""
         return len(self._threads) + 1
 
+    @property
+    def _shares(self) -> bool:
+        return self._choice is None or self._choice.shares
+
     def run(
         self, kernel: Kernel, chunks: int, *arguments: int, first: int = 0, long: bool = False
     ) -> int:
@@ -284,14 +288,21 @@ class Pool:
         """
         values = arguments + (0,) * (MAX_ARGUMENTS - len(arguments))
         if chunks <= 1 and not long:
-            return int(_run_short(self._state, first, kernel.address, chunks, values))
-        shares = self.shares
+            return int(_run_short(first, kernel.address, chunks, values))
+        shares = self._shares
         return int(_run_shared(self._state, first, kernel.address, chunks, values, shares))
 
-    def run_program(self, instructions: NDArray[np.int64]) -> int:
-        """Run [n, INSTRUCTION_WORDS] one after the other; the first that reported, else -1."""
+    def run_program(self, instructions: NDArray[np.int64], num_tokens: int) -> int:
+        """Run [n, INSTRUCTION_WORDS] one after the other; the first that reported, else -1.
+
+        Runs of as many instructions and tokens are expected to take about the same time.
+        """
         code, count = instructions.ctypes.data, len(instructions)
-        return int(_run_program(self._state, code, count, self.shares))
+        begin = time.perf_counter()
+        reported = int(_run_program(self._state, code, count, self._shares))
+        if self._choice is not None:
+            self._choice.ended((count, num_tokens), time.perf_counter() - begin)
+        return reported
 
     def close(self) -> None:
         """Stop the helpers; later jobs run on the caller alone."""

@@ -8,7 +8,9 @@ from numba.core import config
 
 
 def _features() -> frozenset[str]:
-    listed: str = config.CPU_FEATURES or binding.get_host_cpu_features().flatten()
+    listed: str | None = config.CPU_FEATURES
+    if listed is None:
+        listed = binding.get_host_cpu_features().flatten()
     return frozenset(item[1:] for item in listed.split(",") if item.startswith("+"))
 
 

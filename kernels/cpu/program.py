@@ -5,7 +5,6 @@ Most words never change. The others are places for symbols: sizes and addresses 
 written into all places of a symbol by one assignment before a run.
 """
 
-import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -28,7 +27,6 @@ from octavo.kernels.cpu.numbers import CODES, F32, float_bits
 from octavo.kernels.cpu.processor import PANEL
 from octavo.kernels.cpu.quantize import quantize_rows, quantized_row_bytes
 from octavo.kernels.cpu.rotary import CHUNK_ELEMENTS as HEAD_ELEMENTS
-from octavo.kernels.cpu.thread_choice import ThreadChoice
 from octavo.kernels.cpu.tile import rows_code
 from octavo.kernels.step_program import (
     HeadShape,
@@ -359,7 +357,6 @@ class _Linked:
         self._dtype = dtype
         self._problems = [instruction.problem for instruction in instructions]
         self._code = np.zeros((len(instructions), pool.INSTRUCTION_WORDS), np.int64)
-        self._choice = ThreadChoice()
         self._capacity = 0
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._caches: Sequence[KeyValueCache] = ()
@@ -420,17 +417,9 @@ class _Linked:
         for word, number in self._step_words:
             self._values[number] = _value(word, facts, longest)
         self._code.reshape(-1)[self._places] = self._values[self._sources]
-        self._run_timed(tokens)
-
-    def _run_timed(self, tokens: int) -> None:
-        shared = pool.shared_pool()
-        begin = time.perf_counter()
-        wrong = shared.run_program(self._code)
+        wrong = pool.shared_pool().run_program(self._code, tokens)
         if wrong >= 0:
             raise IndexError(self._problems[wrong])
-        if not shared.is_fixed:
-            self._choice.ended(tokens, time.perf_counter() - begin)
-            shared.shares = self._choice.shares
 
     def _grow(self, tokens: int) -> None:
         """Memory for steps of up to `tokens` tokens."""

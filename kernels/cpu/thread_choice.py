@@ -2,72 +2,87 @@
 
 Where another process keeps a core busy, a step on two threads waits for the one that has been put
 aside, and one thread would be done sooner. What the other processes do cannot be asked for, so both
-ways are timed on steps of the same size.
+ways are timed, each step against the usual time of a step of its size.
 """
 
 from collections import deque
+from collections.abc import Hashable
 
 _TRIAL_STEPS = 6
+# So many steps may go by until as many of a known size were among them.
+_LONGEST_TRIAL = 18
 # A way has to be so much faster to be changed to.
 _GAIN = 0.9
 # Steps from one trial to the next: often while things change, seldom while they stay.
-_FIRST_PAUSE, _LONGEST_PAUSE = 32, 2048
-# So many times the best average is worth a trial before its time.
+_FIRST_PAUSE, _LONGEST_PAUSE = 32, 512
+# Steps that take so many times the usual are worth a trial before its time.
 _SUSPICIOUS = 1.25
-# Longer steps are too unlike each other to be compared; they go the way of the short ones.
-_MOST_TOKENS = 256
+# What a step adds to the usual time of its size.
+_WEIGHT = 0.5
+_MOST_SIZES = 256
 
 
 class ThreadChoice:
     """Judges steps by their times; `shares` says how the next one is to run.
 
-    A trial runs a few steps the other way. It is given up when the size of the steps changes, and
-    it is followed by a pause, twice as long as the one before when all stays as it was.
+    A trial runs a few steps the other way, and ends as soon as they cannot win. It is followed by
+    a pause, twice as long as the one before when all stays as it was.
     """
 
     def __init__(self) -> None:
         self.shares = True
-        self._tokens = 0
-        self._usual: deque[float] = deque(maxlen=_TRIAL_STEPS)
-        self._trial: list[float] | None = None
-        self._best = float("inf")
-        self._pause = self._left = _FIRST_PAUSE
+        self._usual: dict[Hashable, float] = {}
+        self._recent: deque[float] = deque(maxlen=_TRIAL_STEPS)  # times over usual ones
+        self._trial: list[float] | None = None  # likewise
+        self._trial_left = 0
+        self._steps = 0  # since the last trial
+        self._due = self._pause = _FIRST_PAUSE
 
-    def ended(self, num_tokens: int, seconds: float) -> None:
-        """Take note of a step of `num_tokens` that ran as `shares` says for `seconds`."""
-        if num_tokens > _MOST_TOKENS:
-            return
-        if num_tokens != self._tokens:
-            self._give_up(num_tokens)
+    def ended(self, size: Hashable, seconds: float) -> None:
+        """Take note of a step that ran as `shares` says for `seconds`.
+
+        Steps of one `size` take about the same time, the same way.
+        """
+        usual = self._usual.get(size)
         if self._trial is not None:
-            self._trial.append(seconds)
-            if len(self._trial) == _TRIAL_STEPS:
-                self._judge(sum(self._trial), sum(self._usual))
+            self._try(seconds, usual)
             return
-        self._usual.append(seconds)
-        self._left -= 1
-        if len(self._usual) < _TRIAL_STEPS:
+        self._steps += 1
+        if usual is None:
+            if len(self._usual) == _MOST_SIZES:
+                self._usual.pop(next(iter(self._usual)))
+            self._usual[size] = seconds
             return
-        average = sum(self._usual) / _TRIAL_STEPS
-        self._best = min(self._best, average)
-        is_suspicious = average > _SUSPICIOUS * self._best
-        if self._left <= 0 or (is_suspicious and self._pause - self._left >= _FIRST_PAUSE):
-            self._trial = []
+        self._usual[size] = usual + _WEIGHT * (seconds - usual)
+        self._recent.append(seconds / usual)
+        if len(self._recent) < _TRIAL_STEPS:
+            return
+        if sum(self._recent) > _SUSPICIOUS * _TRIAL_STEPS:
+            # By then the usual times are those of now.
+            soon = max(_FIRST_PAUSE, self._steps + _TRIAL_STEPS)
+            self._due = min(self._due, soon)
+        if self._steps >= self._due:
             self.shares = not self.shares
+            self._trial, self._trial_left = [], _LONGEST_TRIAL
 
-    def _give_up(self, num_tokens: int) -> None:
-        if self._trial is not None:
+    def _try(self, seconds: float, usual: float | None) -> None:
+        assert self._trial is not None
+        self._trial_left -= 1
+        if usual is not None:
+            self._trial.append(seconds / usual)
+        if sum(self._trial) >= _GAIN * _TRIAL_STEPS:
             self.shares = not self.shares
-        self._tokens, self._trial, self._best = num_tokens, None, float("inf")
-        self._usual.clear()
+            self._end_trial(min(2 * self._pause, _LONGEST_PAUSE))
+        elif len(self._trial) == _TRIAL_STEPS:
+            # The other way has usual times of its own.
+            self._usual.clear()
+            self._end_trial(_FIRST_PAUSE)
+        elif self._trial_left == 0:
+            self.shares = not self.shares
+            self._end_trial(self._pause)
 
-    def _judge(self, tried: float, usual: float) -> None:
-        if tried < _GAIN * usual:
-            self._pause = _FIRST_PAUSE
-        else:
-            self.shares = not self.shares
-            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-        self._left, self._trial = self._pause, None
-        # Contexts grow: what was usual just now is what later steps are held against.
-        self._best = min(tried, usual) / _TRIAL_STEPS
-        self._usual.clear()
+    def _end_trial(self, pause: int) -> None:
+        self._trial = None
+        self._recent.clear()
+        self._steps = 0
+        self._due = self._pause = pause

@@ -99,10 +99,10 @@ def test_a_program_stops_where_a_kernel_reports(pool: Pool) -> None:
     code = np.zeros((4, INSTRUCTION_WORDS), np.int64)
     code[:, KERNEL], code[:, CHUNKS] = _count.address, [10, 0, 10, 10]
     code[:, ARGUMENTS] = counts.ctypes.data
-    assert pool.run_program(code) == -1
+    assert pool.run_program(code, 1) == -1
     assert (counts == 3).all()
     code[2, KERNEL] = _report.address
-    assert pool.run_program(code) == 2
+    assert pool.run_program(code, 1) == 2
     assert (counts == 4).all()
 
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import pytest
+
 from octavo.kernels.cpu.thread_choice import ThreadChoice
 
 
@@ -63,22 +65,38 @@ def test_a_small_gain_changes_nothing() -> None:
     assert machine.run(1000) > 0.9
 
 
-def test_steps_of_another_size_are_not_compared() -> None:
-    machine = _Machine(_busy)
-    for num_tokens in range(1, 100):
-        machine.run(2, num_tokens)
-    assert machine.choice.shares
+def test_steps_are_held_against_those_of_their_size() -> None:
+    choice = ThreadChoice()
+    for step in range(2000):
+        size = step // 3 % 5  # never so long the same as a trial
+        choice.ended(size, (1 + size) * _idle(choice.shares))
+    assert choice.shares
 
 
-def test_a_trial_that_is_given_up_leaves_the_usual_way() -> None:
-    machine = _Machine(_busy)
-    while machine.choice.shares:
-        machine.run(1)
-    machine.run(1, num_tokens=9)
-    assert machine.choice.shares
+@pytest.mark.parametrize("length", [1, 5, 9, 50])
+def test_changing_sizes_hide_neither_a_busy_core_nor_a_free_one(length: int) -> None:
+    choice = ThreadChoice()
+    shared = {_busy: 0, _idle: 0}
+    for machine in (_busy, _idle):
+        for step in range(2000):
+            size = step // length % 4
+            shared[machine] += choice.shares
+            choice.ended(size, (1 + size) * machine(choice.shares))
+    assert shared[_busy] < 200
+    assert shared[_idle] > 1600
 
 
-def test_prompts_go_the_way_of_the_short_steps() -> None:
-    machine = _Machine(_busy)
-    machine.run(1000, num_tokens=512)
-    assert machine.choice.shares
+def test_sizes_never_seen_before_end_a_trial_without_a_verdict() -> None:
+    choice = ThreadChoice()
+    for _ in range(40):
+        choice.ended(0, _busy(choice.shares))
+        if not choice.shares:
+            break
+    for size in range(1, 20):
+        choice.ended(size, 0.001)
+    assert choice.shares
+
+
+def test_a_hopeless_trial_ends_with_its_first_step() -> None:
+    machine = _Machine(lambda shares: 0.01 if shares else 0.144)
+    assert machine.run(1000) > 0.99
