@@ -136,10 +136,12 @@ def _decode_kernel(
         tl.store(stats_ptr + place * 2 + 1, total, mask=rows < GROUP)
 
 
-def _tiles(q: Tensor, head_pad: int) -> Tiles:
+def _tiles(q: Tensor, head_pad: int, splits: int) -> Tiles:
     wide = q.dtype == torch.float32
     tile = 64 if head_pad <= 128 else 32
-    return Tiles(MIN_DOT, tile // 2 if wide else tile, num_warps=4, num_stages=2 if wide else 3)
+    # With the division at the end, four warps have too few registers for it on sm_100.
+    warps = 8 if splits == 1 and head_pad == 128 and not wide else 4
+    return Tiles(MIN_DOT, tile // 2 if wide else tile, warps, num_stages=2 if wide else 3)
 
 
 def decode_attention(
@@ -167,7 +169,7 @@ def decode_attention(
         acc = torch.empty((*scratch, head_dim), dtype=torch.float32, device=q.device)
         stats = torch.empty((*scratch, 2), dtype=torch.float32, device=q.device)
     head_pad = max(MIN_DOT, triton.next_power_of_2(head_dim))
-    tiles = forced() or _tiles(q, head_pad)
+    tiles = forced() or _tiles(q, head_pad, splits)
     _decode_kernel[(sequences, kv_heads, splits)](
         q,
         cache.key,

@@ -10,7 +10,11 @@ from octavo.loadtest.resilience.outcome import Outcome, percentile
 from octavo.loadtest.resilience.process import ServerProcess
 from octavo.loadtest.resilience.watch import demand_nothing_lost, when_idle
 
-SERVE_ARGS = ("--max-num-seqs", "8", "--max-num-queued-reqs", "8")
+# A cache that is soon used up: memory that is touched for the first time would count as growth.
+SERVE_ARGS = (
+    *("--max-num-seqs", "8", "--max-num-queued-reqs", "8"),
+    *("--num-gpu-blocks-override", "600"),
+)
 _CLIENTS = 16
 """As many as are accepted at once."""
 
@@ -45,7 +49,7 @@ class _Tally:
 
 
 async def overload(server: ServerProcess, size: OverloadSize) -> Outcome:
-    """Find the rate that the server keeps up with, then send `factor` times as much."""
+    """Find the rate that the server keeps up with, before and after `factor` times as much."""
     outcome = Outcome("overload")
     numbers = itertools.count()
 
@@ -54,24 +58,28 @@ async def overload(server: ServerProcess, size: OverloadSize) -> Outcome:
         prompt = f"{next(numbers)} times I have asked what comes after this."
         return {"prompt": prompt, "max_tokens": size.max_tokens, "ignore_eos": True}
 
-    await _closed_loop(server, body(), 2.0)
-    before = await when_idle(server)
     peak = await _closed_loop(server, body(), size.calibrate_s)
-    tally = _Tally()
+    before = await when_idle(server)
+    tally, kept = _Tally(), list[Connection]()
     begin = time.monotonic()
     watcher = asyncio.create_task(_largest_rss(server))
     async with asyncio.TaskGroup() as group:
         for number in range(int(size.factor * peak * size.seconds)):
             delay = begin + number / (size.factor * peak) - time.monotonic()
             await asyncio.sleep(max(delay, 0))
-            group.create_task(_one(server, body(), tally))
+            group.create_task(_one(server, body(), kept, tally))
         end = time.monotonic()
     rss = await _stop(watcher)
+    for connection in kept:
+        connection.abort()
     # While the queue fills, nothing is refused and nothing has ended yet.
     goodput = tally.rate(begin + 0.1 * size.seconds, end)
     after = await when_idle(server)
+    peak_after = await _closed_loop(server, body(), size.calibrate_s)
     outcome.figures |= {
-        "peak, answers/s": round(peak, 2),
+        "peak before, answers/s": round(peak, 2),
+        "peak after, answers/s": round(peak_after, 2),
+        "answers/s under overload": round(goodput, 2),
         "sent, requests/s": round(size.factor * peak, 2),
         "good answers": len(tally.done),
         "refusals": len(tally.refusals),
@@ -80,7 +88,9 @@ async def overload(server: ServerProcess, size: OverloadSize) -> Outcome:
         "RSS before, MiB": round(before.rss_mib, 1),
         "RSS at most, MiB": round(rss, 1),
     }
-    outcome.at_least("goodput / peak", goodput / peak, _GOODPUT, only_long=True)
+    # Machines change their pace within minutes, so the peak is that of before and after.
+    share = goodput / ((peak + peak_after) / 2)
+    outcome.at_least("goodput / peak", share, _GOODPUT, only_long=True)
     outcome.at_most(
         "time to refuse, P99 s", percentile(tally.refusals, 0.99), _REFUSAL_S, only_long=True
     )
@@ -113,11 +123,15 @@ async def _closed_loop(server: ServerProcess, body: dict[str, object], seconds: 
     return done / seconds
 
 
-async def _one(server: ServerProcess, body: dict[str, object], tally: _Tally) -> None:
+async def _one(
+    server: ServerProcess, body: dict[str, object], kept: list[Connection], tally: _Tally
+) -> None:
+    """One request, over a connection that an earlier one has left, as clients and proxies do."""
+    connection = kept.pop() if kept else await Connection.open(server.port)
     try:
-        async with await Connection.open(server.port) as connection:
-            sent = time.monotonic()
-            reply = await connection.ask("/v1/completions", body)
+        sent = time.monotonic()
+        reply = await connection.ask("/v1/completions", body)
+        kept.append(connection)
     except ConnectionLost:
         tally.other += 1
         return
