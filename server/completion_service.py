@@ -17,6 +17,7 @@ from octavo.server.generation import (
     AnswerHead,
     RouteParams,
     WantedTokens,
+    longest_first,
 )
 from octavo.server.logprobs import CompletionLogprobs, LogprobStyle, prompt_logprobs
 from octavo.server.output_stream import CollectedChoice, CollectedPrompt, OutputStream, collect
@@ -214,20 +215,23 @@ class CompletionService:
     def _prepare(self, body: CompletionRequest, head: AnswerHead) -> CompletionJob:
         explicit = body.max_tokens if "max_tokens" in body.model_fields_set else None
         wanted = WantedTokens(explicit, DEFAULT_MAX_TOKENS, "prompt")
-        prompts = [self._prompt(prompt, body, wanted) for prompt in body.prompt]
         route = RouteParams(
             best_of=body.best_of,
             logprobs=_num_logprobs(body),
             prompt_logprobs=_num_prompt_logprobs(body),
             bad_words_token_ids=self._builder.encoder.encode_bad_words(body.bad_words or ()),
         )
-        requests = [
-            self._builder.build(f"{head.id}-{number}", prompt.token_ids, body, wanted, route)
-            for number, prompt in enumerate(prompts)
-        ]
-        return CompletionJob(
-            body, head, prompts, requests, self._style(body), self._model.tokenizer
-        )
+        made = {}
+        for number in longest_first(body.prompt):
+            prompt = self._prompt(body.prompt[number], body, wanted)
+            request_id = f"{head.id}-{number}"
+            made[number] = (
+                prompt,
+                self._builder.build(request_id, prompt.token_ids, body, wanted, route),
+            )
+        prompts, requests = zip(*(made[number] for number in range(len(made))), strict=True)
+        style, tokenizer = self._style(body), self._model.tokenizer
+        return CompletionJob(body, head, list(prompts), list(requests), style, tokenizer)
 
     def _prompt(
         self, prompt: str | list[int], body: CompletionRequest, wanted: WantedTokens

@@ -19,7 +19,7 @@ from octavo.engine.core.pooling import Embedding
 from octavo.engine.core.sampling_params import SamplingParams
 from octavo.server.async_engine import AsyncEngine
 from octavo.server.engine_stream import GenerateRequest
-from octavo.server.generation import PromptEncoder
+from octavo.server.generation import PromptEncoder, longest_first
 from octavo.server.protocol.embedding import EmbeddingRequest
 from octavo.server.served_model import ServedModel
 
@@ -62,17 +62,17 @@ class EmbeddingService:
     def _encode(self, body: EmbeddingRequest) -> list[tuple[int, ...]]:
         limit = self._model.max_model_len
         inputs: Sequence[str | list[int]] = body.input
-        prompts = []
-        for place, value in enumerate(inputs):
-            token_ids = self._token_ids(place, value, body.add_special_tokens)
+        prompts = {}
+        for place in longest_first(inputs):
+            token_ids = self._token_ids(place, inputs[place], body.add_special_tokens)
             if len(token_ids) > limit:
                 raise ContextLengthError(
                     f"The context holds at most {limit} tokens, but `input[{place}]` has "
                     f"{len(token_ids)}",
                     "input",
                 )
-            prompts.append(tuple(token_ids))
-        return prompts
+            prompts[place] = tuple(token_ids)
+        return [prompts[place] for place in range(len(prompts))]
 
     def _token_ids(self, place: int, value: str | list[int], add_special_tokens: bool) -> list[int]:
         if isinstance(value, str):

@@ -124,6 +124,11 @@ def truncate_prompt(
     return token_ids[-limit:] if body.truncation_side == "left" else token_ids[:limit]
 
 
+def longest_first(prompts: Sequence[str | list[int]]) -> list[int]:
+    """Numbers of `prompts`: one that is too long is found before the others are tokenized."""
+    return sorted(range(len(prompts)), key=lambda number: -len(prompts[number]))
+
+
 class PromptEncoder:
     """Tokenizes texts that could fit; slow, so not for the event loop."""
 

@@ -9,6 +9,7 @@ import pytest
 from octavo_fixtures import BOS_ID, random_table, token_id
 from octavo_serving import ServedTable, TableSettings, served
 
+from octavo.server.generation import PromptEncoder
 from octavo.server.protocol.completion import CompletionRequest
 
 MakeSettings = Callable[..., TableSettings]
@@ -242,6 +243,26 @@ async def test_b09_megabytes_are_refused_without_tokenizing(drawn: MakeSettings,
         ids = await server.post(COMPLETIONS, prompt=[97] * 100_000)
         check_error(ids, 400, "prompt", "context_length_exceeded")
         assert await server.is_alive()
+
+
+@pytest.mark.parametrize(("path", "param"), [(COMPLETIONS, "prompt"), ("/v1/embeddings", "input")])
+async def test_b09_one_that_is_too_long_is_found_before_its_batch_is_tokenized(
+    drawn: MakeSettings, monkeypatch: pytest.MonkeyPatch, path: str, param: str
+) -> None:
+    tokenized = []
+    encode = PromptEncoder.encode
+
+    def noted(encoder: PromptEncoder, text: str, *rest: Any) -> list[int]:
+        tokenized.append(text)
+        return encode(encoder, text, *rest)
+
+    async with served(drawn(max_model_len=64)) as server:
+        monkeypatch.setattr(PromptEncoder, "encode", noted)
+        texts = ["b a", "ab " * 300, "b a b"] + ["a b"] * 20
+        check_error(
+            await server.post(path, **{param: texts}), 400, param, "context_length_exceeded"
+        )
+        assert tokenized == [texts[1]]
 
 
 async def test_b09_context_length_of_a_chat(drawn: MakeSettings) -> None:
