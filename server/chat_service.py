@@ -303,10 +303,16 @@ class ChatService:
         A prompt that will be `truncated` may be longer than the context.
         """
         limit = self._model.max_model_len
-        if len(prompt.messages) > limit:
+        num_calls = sum(
+            len(message.get("tool_calls") or ())
+            for message in prompt.messages
+            if message["role"] == "assistant"
+        )
+        if len(prompt.messages) + num_calls > limit:
             # A template would take many seconds for what no context holds.
             raise ContextLengthError(
-                f"The context holds at most {limit} tokens, fewer than there are messages",
+                f"The context holds at most {limit} tokens, fewer than there are messages "
+                "and tool calls",
                 "messages",
             )
         layers = _Layers(

@@ -260,6 +260,8 @@ async def test_every_field_with_values_of_every_type(random_llama_dir: Path, pat
 
 async def test_what_no_context_holds_is_refused_without_work(random_llama_dir: Path) -> None:
     text = "word " * 2_000_000
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    calls = [{"role": "assistant", "tool_calls": [call] * 100_000}]
     bodies: list[tuple[str, str, dict[str, Any]]] = [
         (TOKENIZE, "prompt", {"prompt": text}),
         (DETOKENIZE, "tokens", {"tokens": [97] * 1_000_000}),
@@ -267,6 +269,7 @@ async def test_what_no_context_holds_is_refused_without_work(random_llama_dir: P
         (COMPLETIONS, "prompt", {"prompt": [97] * 1_000_000}),
         (CHAT, "messages", {"messages": [{"role": "user", "content": text}]}),
         (CHAT, "messages", {"messages": GOOD[CHAT]["messages"] * 100_000}),
+        (CHAT, "messages", {"messages": GOOD[CHAT]["messages"] + calls}),
         (EMBEDDINGS, "input", {"input": text}),
     ]
     async with whole_server(random_llama_dir) as server:
