@@ -83,7 +83,7 @@ def test_beams_and_scores_equal_transformers(
 
 @pytest.mark.parametrize(
     ("seed", "eos", "length_penalty", "num_different"),
-    [(8, RARE_EOS, -1.0, 1), (8, RARE_EOS, 1.0, 3), (6, EOS, 1.0, 2), (6, EOS, 2.5, 2)],
+    [(8, RARE_EOS, -1.0, 1), (11, EOS, 1.0, 3), (0, 30, 1.0, 2), (0, 30, 2.5, 2)],
 )
 def test_searches_stop_as_early_as_those_of_transformers(
     pair: Pair, seed: int, eos: int, length_penalty: float, num_different: int
