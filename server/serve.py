@@ -27,6 +27,7 @@ from octavo.server.listener import describe, is_open_to_others, local_url
 from octavo.server.loaded_engine import Loader, load_engine
 from octavo.server.state import AppState, Serving
 from octavo.server.supervisor import Supervisor
+from octavo.server.turns import take_short_turns
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ def run(
             "Listening beyond this machine without a key: anyone who reaches the port can use it. "
             "Give --api-key, or --host 127.0.0.1"
         )
+    take_short_turns()
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         return runner.run(_Run(app, _Server(config), server_config, listener).main())
 
