@@ -1,5 +1,7 @@
 """Short turns of the event loop's thread."""
 
+import platform
+import re
 import threading
 from pathlib import Path
 
@@ -16,6 +18,12 @@ def _slice_ns() -> int | None:
         return None
     found = [line.split(":")[1] for line in table.splitlines() if line.startswith("se.slice")]
     return int(found[0]) if found else None
+
+
+def _gives_turns() -> bool:
+    """Whether this is Linux 6.12 or later, where the call may not be without effect."""
+    numbers = re.match(r"(\d+)\.(\d+)", platform.release())
+    return numbers is not None and (int(numbers[1]), int(numbers[2])) >= (6, 12)
 
 
 def test_turns_are_short_in_the_calling_thread_only() -> None:
@@ -36,7 +44,7 @@ def test_turns_are_short_in_the_calling_thread_only() -> None:
     thread = threading.Thread(target=caller)
     thread.start()
     thread.join()
-    if seen["before"] is None or seen.get("after") in (None, seen["before"]):
+    if seen["before"] is None or not _gives_turns():
         pytest.skip("this system gives no turns of a length that was asked for, or does not tell")
     assert seen["after"] == 100_000
     assert seen["child"] == seen["before"]
