@@ -39,7 +39,7 @@ class TokenCounts:
 
     rows         int64 [R]      where in the tables, of any length P, each row of logits looks
     prompt_bits  int32 [P, W]   bit i of word w stands for id 32 * w + i
-    outputs      int32 [P, V]   how often each id was generated
+    outputs      int16 [P, V]   how often each id was generated
     """
 
     rows: Tensor

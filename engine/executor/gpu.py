@@ -45,15 +45,16 @@ class GpuStart:
         runner = make_runner(num_seqs * (tokens_each // self.block_size + 1))
         small_cache = memory.allocated() - weights
         warm_up(runner, num_seqs, tokens_each)
-        # The rows came with the small cache, and come again with the real one.
-        activations = memory.peak() - weights - small_cache + runner.row_bytes
+        activations = memory.peak() - weights - small_cache
+        # They came with the small cache, and come again with the real one.
+        rows = runner.row_bytes
         graphs = self._measure_graphs(runner)
         del runner
         gc.collect()
         memory.release()
         free, total = memory.free_and_total()
         others = total - free - memory.reserved()
-        return MemorySum(total, others, memory.allocated(), activations, graphs)
+        return MemorySum(total, others, memory.allocated(), activations, rows, graphs)
 
     def _measure_graphs(self, runner: DeviceRunner) -> int:
         if not self.sizes:

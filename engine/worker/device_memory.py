@@ -63,7 +63,8 @@ class MemorySum:
 
     others       other processes, and what the driver keeps for this one
     weights      the model
-    activations  the largest step, beyond weights and cache, with the rows of all sequences
+    activations  the largest step, beyond all others here
+    rows         what is kept of each sequence beside the cache: block tables, counts of tokens
     graphs       recorded decode steps, with their buffers
     """
 
@@ -71,12 +72,13 @@ class MemorySum:
     others: int
     weights: int
     activations: int
+    rows: int
     graphs: int
 
     @property
     def taken(self) -> int:
         """All but the cache."""
-        return self.others + self.weights + self.activations + self.graphs
+        return self.others + self.weights + self.activations + self.rows + self.graphs
 
     def cache_budget(self, utilization: float) -> int:
         """What the cache may take of a share of the memory; negative where that is too little."""
@@ -106,6 +108,7 @@ class MemorySum:
             "other programs and driver": self.others,
             "weights": self.weights,
             "largest step": self.activations,
+            "rows of sequences": self.rows,
             "recorded decode steps": self.graphs,
             "KV cache": cache_bytes,
             "left free": self.total - self.taken - cache_bytes,

@@ -72,9 +72,7 @@ class DeviceRows:
     @property
     def num_bytes(self) -> int:
         """Memory that they take."""
-        counts = self.counts
-        held = (self.block_tables, self.last_tokens, counts.prompt_bits, counts.outputs)
-        return sum(tensor.nbytes for tensor in held)
+        return self.block_tables.nbytes + self.last_tokens.nbytes + self.counts.num_bytes
 
     def change(self, inputs: StepInputs) -> None:
         """Writes what the step changes in the rows: entries of block tables, counts of tokens."""

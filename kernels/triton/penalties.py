@@ -70,10 +70,8 @@ def penalize(logits: Tensor, counts: TokenCounts, penalties: Penalties) -> None:
         counts.rows.shape == (rows,) and counts.rows.dtype == torch.int64,
         f"rows of the counts must be int64 [{rows}]",
     )
-    check(
-        counts.prompt_bits.dtype == torch.int32 and counts.outputs.dtype == torch.int32,
-        "token counts must be int32",
-    )
+    check(counts.prompt_bits.dtype == torch.int32, "prompt bits must be int32")
+    check(counts.outputs.dtype == torch.int16, "output counts must be int16")
     for vector in vectors:
         right = vector.shape == (rows,) and vector.dtype == torch.float32
         check(right, f"penalties must be float32 [{rows}]")

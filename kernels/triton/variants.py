@@ -186,7 +186,7 @@ def _sampling() -> None:
     counts = TokenCounts(
         long,
         _meta(300, size // 32, dtype=torch.int32),
-        _meta(300, size, dtype=torch.int32),
+        _meta(300, size, dtype=torch.int16),
     )
     penalize(logits, counts, Penalties(single(rows), single(rows), single(rows)))
     find_cutoff(logits, long, SamplingFilters(single(rows), double, long, double))

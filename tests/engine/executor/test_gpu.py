@@ -19,7 +19,14 @@ from octavo.engine.worker.language_model import RunnerLimits
 from octavo.engine.worker.memory import CacheDemand, StepLimits, size_cache
 
 GIB = 1024**3
-SUM = MemorySum(total=100 * GIB, others=GIB, weights=60 * GIB, activations=4 * GIB, graphs=2 * GIB)
+SUM = MemorySum(
+    total=100 * GIB,
+    others=GIB,
+    weights=60 * GIB,
+    activations=3 * GIB,
+    rows=GIB,
+    graphs=2 * GIB,
+)
 
 
 class ScriptedMemory:
@@ -67,11 +74,12 @@ def test_the_largest_step_is_measured_with_a_small_cache() -> None:
     frozen = gc.get_freeze_count()
     measured = start.measure(make)
     assert asked == [4 * (8 // 4 + 1)]
-    # Five rows with that of padding, a table of 16 blocks and 515 ids; counts are 4 bytes each.
-    rows = 5 * (16 * 4 + 8 + 2 * 9 * 4 + 515 * 4)
+    # Five rows with that of padding, a table of 16 blocks and 515 ids; counts are 2 bytes each.
+    rows = 5 * (16 * 4 + 8 + 2 * 9 * 4 + 515 * 2)
     # The driver says that 75 of 1000 are taken; 50 of them are this process's own.
-    expected = MemorySum(total=1000, others=25, weights=55, activations=62 - 55 + rows, graphs=0)
-    assert measured == expected
+    assert measured == MemorySum(
+        total=1000, others=25, weights=55, activations=62 - 55, rows=rows, graphs=0
+    )
     assert gc.get_freeze_count() == frozen
 
 
@@ -97,7 +105,13 @@ def test_the_cache_gets_what_is_left_of_the_share() -> None:
 
 def test_the_sum_says_where_the_memory_goes() -> None:
     text = SUM.describe(23 * GIB, 0.9)
-    for part in ("100.00 GiB", "weights 60.00", "largest step 4.00", "KV cache 23.00"):
+    for part in (
+        "100.00 GiB",
+        "weights 60.00",
+        "largest step 3.00",
+        "rows of sequences 1.00",
+        "KV cache 23.00",
+    ):
         assert part in text
     assert "left free 10.00" in text and "--gpu-memory-utilization 0.9" in text
 

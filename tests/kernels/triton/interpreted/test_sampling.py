@@ -142,7 +142,8 @@ def test_penalties() -> None:
     logits[4, :3] = torch.tensor([3e38, -1e-3, 2.0])
     generator = torch.Generator().manual_seed(1)
     # Rows of logits look into tables of another length, in any order.
-    outputs = torch.randint(-3, 3, (7, size), generator=generator).clamp(min=0).int()
+    outputs = torch.randint(-3, 3, (7, size), generator=generator).clamp(min=0).short()
+    outputs[0, :9] = 32767
     bits = torch.randint(-(2**31), 2**31 - 1, (7, 141), generator=generator).int()
     counts = TokenCounts(torch.tensor([6, 0, 3, 2, 5]), bits, outputs)
     penalties = Penalties(
