@@ -73,6 +73,7 @@ class DecodeGraphs:
         self.staging = torch.zeros(words, dtype=torch.int64).to(device)
         logits = torch.empty((largest, vocab_size), dtype=torch.float32, device=device)
         ids = torch.zeros(largest, dtype=torch.int64).to(device)
+        self._pool = stream.new_pool()
         self._graphs = {
             (size, bound): self._capture(stream, step, size, bound, (logits[:size], ids[:size]))
             for size, bound in wanted_graphs(sizes, bounds)
@@ -120,5 +121,5 @@ class DecodeGraphs:
         for work in (forward, draw):
             # What compiles or sets itself up at the first call must not do so in the recording.
             stream.submit(work)
-            recorded.append(stream.capture(work))
+            recorded.append(stream.capture(work, self._pool))
         return DecodeGraph(size, inputs, recorded[0], recorded[1], logits, ids)

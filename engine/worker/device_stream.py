@@ -41,7 +41,11 @@ class DeviceStream(Protocol):
     def download(self, sources: Callable[[], Sequence[Tensor]]) -> Download:
         """Copies tensors to the host; the device calls `sources` when their turn has come."""
 
-    def capture(self, work: Work) -> Work:
+    def new_pool(self) -> Any:  # noqa: ANN401
+        """Memory that recordings share, which run one after the other; good for as long as one of
+        them is there, and then no more."""
+
+    def capture(self, work: Work, pool: Any) -> Work:  # noqa: ANN401
         """Records `work` and returns what repeats it: the same kernels on the same memory."""
 
     def synchronize(self) -> None:
@@ -95,7 +99,6 @@ class CudaStream:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._copy_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._pool = torch.cuda.graph_pool_handle()
         self._staging = StagingSlots(_pinned_slot)
 
     def upload(self, words: NDArray[np.int64], into: Tensor) -> Tensor:
@@ -129,12 +132,17 @@ class CudaStream:
             done.record(self._copy_stream)
         return _CudaDownload(copies, done)
 
-    def capture(self, work: Work) -> Work:
-        """See `DeviceStream`; all graphs share one pool of memory, so that they cost that of the
-        largest, which should come first."""
+    def new_pool(self) -> Any:  # noqa: ANN401
+        """See `DeviceStream`. torch refuses a pool whose graphs are gone while anything is left in
+        it, and the workspace of a matrix product, made in the first recording, stays for ever."""
+        return torch.cuda.graph_pool_handle()
+
+    def capture(self, work: Work, pool: Any) -> Work:  # noqa: ANN401
+        """See `DeviceStream`; the graphs of a pool cost the memory of the largest, which should
+        come first."""
         graph = torch.cuda.CUDAGraph()
         # Other threads, such as those that tokenize, may use CUDA meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             work()
         replay: Work = graph.replay
         return replay

@@ -9,6 +9,7 @@ to be recorded where the host would have to wait for the device.
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -63,6 +64,14 @@ class FakeEvent:
         self.stream.run(until=lambda: self.happened)
 
 
+class FakePool:
+    """As in CUDA's allocator it dies with the last of its recordings."""
+
+    def __init__(self) -> None:
+        self.is_used = False
+        self.recordings: WeakSet[Recorder] = WeakSet()
+
+
 class FakeStream:
     """`num_done` counts what was done, when the host waited; `num_replays` the graphs that ran."""
 
@@ -113,10 +122,16 @@ class FakeStream:
         self.queue.append(copy)
         return result
 
-    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+    def new_pool(self) -> FakePool:
+        return FakePool()
+
+    def capture(self, work: Callable[[], None], pool: FakePool) -> Callable[[], None]:
+        assert pool.recordings or not pool.is_used, "the pool went with its recordings"
         self.run()
         with Recorder() as recorder:
             work()
+        pool.is_used = True
+        pool.recordings.add(recorder)
 
         def replay() -> None:
             self.num_replays += 1

@@ -65,7 +65,10 @@ class MetaStream:
     def download(self, sources: Callable[[], Sequence[Tensor]]) -> Arrived:
         return Arrived(sources())
 
-    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+    def new_pool(self) -> None:
+        pass
+
+    def capture(self, work: Callable[[], None], pool: None) -> Callable[[], None]:
         work()
         return lambda: None  # a recording launches nothing anew
 

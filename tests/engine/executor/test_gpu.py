@@ -144,3 +144,14 @@ def test_f17_a_context_that_does_not_fit_names_the_share_that_holds_it() -> None
     low = CacheDemand(100_000, 8, block, SUM.cache_budget(1.0), SUM.cache_budget(0.5), SUM)
     with pytest.raises(ConfigurationError, match=r"weights 60\.00.*utilization 0\.68 would do"):
         size_cache(CacheConfig(gpu_memory_utilization=0.5), 16, low)
+
+
+def test_recordings_of_the_measurement_leave_nothing_behind_that_later_ones_need() -> None:
+    stream = FakeStream()
+    start = GpuStart(ScriptedMemory(), StepLimits(4, 32), 4, Bounds(32, 64), [1, 4])
+    measured = start.measure(lambda num_blocks: make_runner(num_blocks, stream))
+    assert measured.graphs > 0
+    try:
+        assert start.prepare(make_runner(16, stream)) == 2
+    finally:
+        gc.unfreeze()
