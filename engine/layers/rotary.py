@@ -59,8 +59,8 @@ def _cos_sin(angles: Tensor, scale: float) -> Tensor:
     return torch.cat((angles.cos() * scale, angles.sin() * scale), dim=-1)
 
 
-def _exponents(rope: RopeConfig) -> Tensor:
-    return torch.arange(0, rope.rotary_dim, 2).float() / rope.rotary_dim
+def _exponents(rope: RopeConfig, device: torch.device | None = None) -> Tensor:
+    return torch.arange(0, rope.rotary_dim, 2, device=device).float() / rope.rotary_dim
 
 
 def _required(value: float | None) -> float:
@@ -89,7 +89,8 @@ def _dynamic_frequencies(rope: RopeConfig, lengths: Tensor) -> Tensor:
     original = _required(rope.original_max_position_embeddings)
     growth = factor * lengths / original - (factor - 1)
     base = rope.theta * growth ** (size / (size - 2))
-    return 1.0 / (base[:, None] ** _exponents(rope).to(lengths.device))
+    # Made there: a recording of the step takes no copy from the host.
+    return 1.0 / (base[:, None] ** _exponents(rope, lengths.device))
 
 
 def _llama3_frequencies(rope: RopeConfig, plain: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from host_copies import NoHostCopies
 
 from octavo.config.model import RopeConfig
 from octavo.engine.attention.metadata import AttentionMetadata
@@ -58,3 +59,16 @@ def test_dynamic_rotation_knows_the_sequence_of_each_token() -> None:
             atol=1e-5,
             rtol=0,
         )
+
+
+def test_dynamic_rotation_can_be_recorded() -> None:
+    rope = RopeConfig(
+        rope_type="dynamic", rotary_dim=8, factor=2.0, original_max_position_embeddings=4
+    )
+    with torch.device("meta"):
+        rotary = RotaryEmbedding(rope, max_positions=64)
+        integer = torch.zeros(3, dtype=torch.int64)
+        index = integer.int()
+        metadata = AttentionMetadata(integer, index[:, None], index, index, 1, max_seq_len=9)
+    with NoHostCopies():
+        rotary.rows(integer, metadata)
