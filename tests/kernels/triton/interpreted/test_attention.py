@@ -176,9 +176,25 @@ def test_sequences_without_query_tokens_are_passed_over() -> None:
     assert torch.equal(out, triton.paged_attention(q, keys, values, batch, 0.2, None, None))
 
 
-@pytest.mark.parametrize("sequences", [DECODES, MIXED], ids=["decode", "mixed"])
-def test_e4m3_cache(sequences: tuple[tuple[int, int], ...]) -> None:
-    q, keys, values, batch = Case(sequences).build()
+# Each head size with splits and with prompts, with a window and without; each ratio of heads.
+E4M3 = [
+    (Case(SPLIT, 2, 2, size=64), None, None),
+    (Case(SPLIT, 6, 2, size=80), 100, None),
+    (Case(SPLIT, 7, 1, size=96), None, 0.7),
+    (Case(SPLIT, 8, 1, size=128), 64, None),
+    (Case(SPLIT[3:], 2, 2, size=256), 1, 0.7),
+    (Case(MIXED, 6, 2, size=64), 20, None),
+    (Case(MIXED, 7, 1, size=80), None, None),
+    (Case(MIXED, 8, 1, size=96), 17, None),
+    (Case(MIXED, 2, 2, size=128), None, 0.7),
+    (Case(MIXED[:4], 17, 1, size=256), None, None),
+]
+
+
+@pytest.mark.usefixtures("short_splits")
+@pytest.mark.parametrize(("case", "window", "soft_cap"), E4M3)
+def test_e4m3_cache(case: Case, window: int | None, soft_cap: float | None) -> None:
+    q, keys, values, batch = case.build()
     batch = Batch(
         batch.block_tables.where(batch.block_tables < len(keys), 0),
         batch.seq_lens,
@@ -186,15 +202,17 @@ def test_e4m3_cache(sequences: tuple[tuple[int, int], ...]) -> None:
         batch.max_query_len,
         batch.max_seq_len,
     )
+    # The heads have scales that are far apart.
+    factors = torch.tensor([20.0, 5.0])[: case.kv_heads]
     cache = PagedCache(
-        (keys * 20).to(torch.float8_e4m3fn),
-        (values * 50).to(torch.float8_e4m3fn),
-        torch.tensor([1 / 20, 1 / 10]),
-        torch.tensor([1 / 50, 1 / 30]),
+        (keys * factors[:, None, None]).to(torch.float8_e4m3fn),
+        (values * 3 * factors[:, None, None]).to(torch.float8_e4m3fn),
+        1 / factors,
+        1 / (3 * factors),
     )
-    out = triton.scaled_paged_attention(q, cache, batch, 0.2, None, None)
-    expected = reference.scaled_paged_attention(q, cache, batch, 0.2, None, None)
-    torch.testing.assert_close(out, expected, atol=4e-6, rtol=1e-5)
+    out = triton.scaled_paged_attention(q, cache, batch, 0.2, window, soft_cap)
+    expected = reference.scaled_paged_attention(q, cache, batch, 0.2, window, soft_cap)
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("query_len", [1, 3])
