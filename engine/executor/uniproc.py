@@ -14,7 +14,7 @@ from octavo.engine.core.errors import ConfigurationError
 from octavo.engine.core.limits import HostMemory, PreemptionCosts
 from octavo.engine.core.model_output import Launch, ModelOutput
 from octavo.engine.core.scheduler_output import SchedulerOutput
-from octavo.engine.executor.gpu import GpuStart
+from octavo.engine.executor.gpu import GpuStart, MakeRunner
 from octavo.engine.loader import Checkpoint
 from octavo.engine.loader.filling import load_model
 from octavo.engine.models.decoder import CausalLM
@@ -282,7 +282,7 @@ class _Start:
         )
 
     def cache_demand(self, gpu_utilization: float, gpu: GpuStart | None) -> CacheDemand:
-        memory = None if gpu is None else gpu.measure(self._small_runner)
+        memory = None if gpu is None else gpu.measure(self._small_runner(gpu.bounds))
         if memory is None:
             free = free_host_memory()
             budget = host_budget(free)
@@ -298,9 +298,9 @@ class _Start:
             gpu=memory,
         )
 
-    def _small_runner(self, num_blocks: int) -> DeviceRunner:
-        size = CacheSize(num_blocks, self.facts.max_model_len)
-        return self.device_runner(size, HostMemory())
+    def _small_runner(self, bounds: Bounds) -> MakeRunner:
+        longest = bounds.seq_lens[-1]
+        return lambda num_blocks: self.device_runner(CacheSize(num_blocks, longest), HostMemory())
 
     @property
     def _bytes_per_block(self) -> int:

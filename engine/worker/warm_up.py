@@ -38,41 +38,34 @@ class Runner(Protocol):
 def warm_up_variants(runner: Runner, query_lens: Iterable[int], seq_lens: Iterable[int]) -> None:
     """Runs a prompt of each of `query_lens` and decodes, and copies of blocks both ways.
 
-    As `warm_up`; each length stands for steps that use the same kernels. A decode behind contexts
-    of each of `seq_lens` follows, whose tokens are not computed: they are as if they were cached.
+    As `warm_up`; each length stands for steps that use the same kernels. Decodes that reach each of
+    `seq_lens` follow.
     """
     room = runner.layout.num_blocks * runner.layout.block_size
     for length in query_lens:
         warm_up(runner, 1, min(length, room - 1))
     warm_up(runner, len(_PARAMS), runner.layout.block_size)
     for length in seq_lens:
-        _decode_behind(runner, min(length, runner.limits.max_model_len))
+        warm_up(runner, 1, 1, context=length - 1)
     pair = ((0, 0),)
     swaps = pair if runner.num_host_blocks else ()
     runner.execute(SchedulerOutput(0, (), (), (), pair, swap_out=swaps, swap_in=swaps))
 
 
-def warm_up(runner: Runner, num_seqs: int, num_tokens: int) -> None:
+def warm_up(runner: Runner, num_seqs: int, num_tokens: int, context: int = 0) -> None:
     """Runs `num_seqs` sequences of `num_tokens` tokens and a decode step of each, the real path.
 
-    Shrinks both to what the runner has room for. The sequences differ in how they are sampled.
-    Blocks are written from block 0 on, so no sequence may be running.
+    The first of them has `context` tokens before, which are as if they were cached. Shrinks all to
+    what the runner has room for. The sequences differ in how they are sampled. Blocks are written
+    from block 0 on, so no sequence may be running.
     """
     limits, layout = runner.limits, runner.layout
     longest = max(1, min(num_tokens, limits.max_model_len - 1))
-    blocks_each = -(-min(longest + 1, limits.max_model_len) // layout.block_size)
+    blocks_each = _blocks_for(runner, longest + 1)
     count = min(num_seqs, limits.max_num_seqs, layout.num_blocks // blocks_each)
+    behind = max(0, min(context, limits.max_model_len - 1 - longest))
     new = tuple(
-        NewSequence(
-            seq_id=-1 - place,
-            index=0,
-            token_ids=(0,) * longest,
-            num_prompt_tokens=longest,
-            num_computed_tokens=0,
-            block_ids=tuple(range(place * blocks_each, (place + 1) * blocks_each)),
-            params=_PARAMS[place % len(_PARAMS)],
-            seed=0,
-        )
+        _sequence(runner, place, place * blocks_each, longest, 0 if place else behind)
         for place in range(count)
     )
     seq_ids = tuple(sequence.seq_id for sequence in new)
@@ -82,22 +75,27 @@ def warm_up(runner: Runner, num_seqs: int, num_tokens: int) -> None:
     runner.execute(SchedulerOutput(0, (), (), seq_ids, ()))
 
 
-def _decode_behind(runner: Runner, length: int) -> None:
-    """One decode step of a sequence of `length` tokens, whose blocks may all be the same few."""
-    layout = runner.layout
-    blocks = range(-(-length // layout.block_size))
-    sequence = NewSequence(
-        seq_id=-1,
+def _sequence(
+    runner: Runner, place: int, first_block: int, num_tokens: int, context: int
+) -> NewSequence:
+    """One with room for a decode; a long context finds the same few blocks again and again."""
+    known, num_blocks = context + num_tokens, runner.layout.num_blocks
+    blocks = range(first_block, first_block + _blocks_for(runner, known + 1))
+    return NewSequence(
+        seq_id=-1 - place,
         index=0,
-        token_ids=(0,) * length,
-        num_prompt_tokens=length,
-        num_computed_tokens=length - 1,
-        block_ids=tuple(block % layout.num_blocks for block in blocks),
-        params=_PARAMS[0],
+        token_ids=(0,) * known,
+        num_prompt_tokens=known,
+        num_computed_tokens=context,
+        block_ids=tuple(block % num_blocks for block in blocks),
+        params=_PARAMS[place % len(_PARAMS)],
         seed=0,
     )
-    runner.execute(SchedulerOutput(0, (sequence,), _steps((-1,), 1), (), ()))
-    runner.execute(SchedulerOutput(0, (), (), (-1,), ()))
+
+
+def _blocks_for(runner: Runner, num_tokens: int) -> int:
+    most = min(num_tokens, runner.limits.max_model_len)
+    return -(-most // runner.layout.block_size)
 
 
 def measure_prefill(runner: Runner) -> float:

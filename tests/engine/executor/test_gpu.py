@@ -10,6 +10,7 @@ from hf_pair import make_pair
 from octavo.config.cache import CacheConfig
 from octavo.engine.attention.metadata import KVCacheLayout
 from octavo.engine.core.errors import ConfigurationError
+from octavo.engine.core.scheduler_output import SchedulerOutput
 from octavo.engine.executor.gpu import GpuStart
 from octavo.engine.worker.device_memory import MemorySum
 from octavo.engine.worker.device_runner import DeviceRunner
@@ -81,6 +82,23 @@ def test_the_largest_step_is_measured_with_a_small_cache() -> None:
         total=1000, others=25, weights=55, activations=62 - 55, rows=rows, graphs=0
     )
     assert gc.get_freeze_count() == frozen
+
+
+def test_the_largest_step_has_all_rows_and_the_longest_context() -> None:
+    start = GpuStart(ScriptedMemory(), StepLimits(4, 32), 4, Bounds(32, 64), [])
+    plans: list[SchedulerOutput] = []
+
+    def make(num_blocks: int) -> DeviceRunner:
+        runner = make_runner(num_blocks, FakeStream())
+        execute = runner.execute
+        runner.execute = lambda plan: (plans.append(plan), execute(plan))[1]  # type: ignore[method-assign]
+        return runner
+
+    start.measure(make)
+    step = plans[0]
+    assert [item.num_tokens for item in step.scheduled] == [8] * 4
+    # One place is left for the decode that follows.
+    assert len(step.new_sequences[0].token_ids) == 63
 
 
 def test_a_start_warms_up_and_freezes_what_is_there() -> None:
