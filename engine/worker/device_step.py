@@ -49,9 +49,9 @@ class Bounds:
         self.seq_lens = context_bounds(max_model_len)
 
     def of(self, query_len: int, seq_len: int) -> Longest:
-        """The smallest bounds that hold for a step."""
+        """The smallest bounds that hold for a step; the warm-up has longer queries than some."""
         return Longest(
-            next(bound for bound in self.query_lens if bound >= query_len),
+            next((bound for bound in self.query_lens if bound >= query_len), query_len),
             next(bound for bound in self.seq_lens if bound >= seq_len),
         )
 
