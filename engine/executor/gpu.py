@@ -1,9 +1,12 @@
 """What a start on a GPU measures and prepares before it serves."""
 
 import gc
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
+import torch
+
+from octavo.engine.core.errors import ConfigurationError
 from octavo.engine.worker.decode_graphs import graph_sizes, wanted_graphs
 from octavo.engine.worker.device_memory import DeviceMemory, MemorySum
 from octavo.engine.worker.device_runner import DeviceRunner
@@ -35,8 +38,44 @@ class GpuStart:
     def measure(self, make_runner: MakeRunner) -> MemorySum:
         """Runs the largest step and records the largest decode with a small cache.
 
-        `make_runner` makes a runner with so many blocks; the weights are loaded already.
+        `make_runner` makes a runner with so many blocks; the weights are loaded already. Raises
+        ConfigurationError, naming flags and values that fit, where that takes too much memory.
         """
+        measured = self._try(make_runner)
+        if measured is not None:
+            return measured
+        steps = self.steps
+        told = (
+            f"the GPU's memory does not hold the largest step beside the weights, with "
+            f"--max-num-batched-tokens {steps.max_num_batched_tokens} and "
+            f"--max-num-seqs {steps.max_num_seqs}; "
+        )
+        for smaller in self._smaller():
+            # What failed before may have left something.
+            gc.collect()
+            if smaller._try(make_runner) is not None:
+                fits = smaller.steps
+                raise ConfigurationError(
+                    f"{told}--max-num-batched-tokens {fits.max_num_batched_tokens} with "
+                    f"--max-num-seqs {fits.max_num_seqs} would do"
+                )
+        raise ConfigurationError(f"{told}not even the smallest fits: use a smaller model")
+
+    def _smaller(self) -> Iterator["GpuStart"]:
+        tokens, seqs = self.steps.max_num_batched_tokens, self.steps.max_num_seqs
+        while tokens > 1:
+            tokens, seqs = tokens // 2, max(1, min(seqs, tokens) // 2)
+            sizes = self.sizes_for(seqs, enforce_eager=not self.sizes)
+            yield replace(self, steps=StepLimits(seqs, tokens), sizes=sizes)
+
+    def _try(self, make_runner: MakeRunner) -> MemorySum | None:
+        """None where the memory does not suffice, not even for a small cache."""
+        try:
+            return self._measure(make_runner)
+        except (torch.OutOfMemoryError, ConfigurationError):
+            return None
+
+    def _measure(self, make_runner: MakeRunner) -> MemorySum:
         memory = self.memory
         memory.release()
         weights = memory.allocated()

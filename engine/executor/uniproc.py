@@ -1,7 +1,8 @@
 """The executor that runs the model in the engine's own thread, on one device."""
 
 import logging
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -45,6 +46,8 @@ from octavo.kernels import ops
 
 # As many as there are ways of sampling in the warm-up.
 _WARM_UP_SEQS = 3
+# Of a cache beside which the memory does not suffice.
+_SPARED_SHARE = 0.1
 
 _logger = logging.getLogger(__name__)
 
@@ -74,7 +77,7 @@ class UniprocExecutor:
             block_size=config.cache.block_size,
             steps=steps,
             device=device,
-            stream=None if device.type == "cpu" else CudaStream(device),
+            stream=device_stream(device),
             deterministic=config.device.deterministic,
         )
         gpu = start.gpu(config)
@@ -91,15 +94,13 @@ class UniprocExecutor:
             self._runner = start.cpu_runner(size, self._host_memory)
             self._warm_up(config, on_cpu=True)
         else:
-            runner = start.device_runner(size, self._host_memory)
-            self._runner, self._launch = runner, runner.launch
-            self._warm_up(config, on_cpu=False)
-            _logger.info("%d decode steps recorded", gpu.prepare(runner))
+            with _out_of_memory(config, size, demand):
+                runner = start.device_runner(size, self._host_memory)
+                self._runner, self._launch = runner, runner.launch
+                self._warm_up(config, on_cpu=False)
+                _logger.info("%d decode steps recorded", gpu.prepare(runner))
             ops.watch_compilations(self._note_compilation)
-        if demand.gpu is not None:
-            cache_bytes = size.num_blocks * demand.bytes_per_block
-            share = config.cache.gpu_memory_utilization
-            _logger.info("%s", demand.gpu.describe(cache_bytes, share))
+            _logger.info("%s", _describe(config, size, demand))
         _logger.info(
             "%s in %s%s on %s: %d cache blocks of %d tokens, context %d, %d sequences and "
             "%d tokens per step",
@@ -187,6 +188,30 @@ def warm_up_first_steps(runner: ModelRunner | DeviceRunner, block_size: int) -> 
     warm_up(runner, _WARM_UP_SEQS, 2 * block_size + 1)
 
 
+def device_stream(device: torch.device) -> DeviceStream | None:
+    """Where the steps of `device` run beside the host; None for a CPU, which has no such place."""
+    return None if device.type == "cpu" else CudaStream(device)
+
+
+def _describe(config: EngineConfig, size: CacheSize, demand: CacheDemand) -> str:
+    assert demand.gpu is not None, "there is no such sum for a CPU"
+    cache_bytes = size.num_blocks * demand.bytes_per_block
+    return demand.gpu.describe(cache_bytes, config.cache.gpu_memory_utilization)
+
+
+@contextmanager
+def _out_of_memory(config: EngineConfig, size: CacheSize, demand: CacheDemand) -> Iterator[None]:
+    """Within it a GPU whose memory runs out is told with what takes it, and a cache that fits."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        fewer = int(size.num_blocks * (1 - _SPARED_SHARE)) * demand.bytes_per_block
+        raise ConfigurationError(
+            f"the GPU's memory ran out before the first request. {_describe(config, size, demand)}."
+            f" --kv-cache-memory-bytes {fewer} leaves {_SPARED_SHARE:.0%} of the cache to the steps"
+        ) from error
+
+
 def _load(
     config: EngineConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
 ) -> CausalLM:
@@ -196,7 +221,15 @@ def _load(
         if config.load.quantization == "int8":
             check_int8(dtype, device)
             packing.enter_context(ops.int8_weights())
-        return load_model(checkpoint, dtype, device)
+        try:
+            return load_model(checkpoint, dtype, device)
+        except torch.OutOfMemoryError as error:
+            # The first line says how much was asked for, how much there is and who has it.
+            reason = str(error).partition("If reserved")[0].strip()
+            raise ConfigurationError(
+                f"the weights of {checkpoint.name} do not fit into the GPU's memory; use a smaller "
+                f"model, free memory, or give --device cpu ({reason})"
+            ) from error
 
 
 def check_int8(dtype: torch.dtype, device: torch.device) -> None:

@@ -84,6 +84,27 @@ def test_the_largest_step_is_measured_with_a_small_cache() -> None:
     assert gc.get_freeze_count() == frozen
 
 
+@pytest.mark.parametrize(
+    ("most_blocks", "advice"),
+    [
+        (7, "--max-num-batched-tokens 32 and --max-num-seqs 4; --max-num-batched-tokens 16 with "
+            "--max-num-seqs 2 would do"),
+        (0, "use a smaller model"),
+    ],
+)  # fmt: skip
+def test_f17_a_step_that_does_not_fit_is_told_with_one_that_does(
+    most_blocks: int, advice: str
+) -> None:
+    def make(num_blocks: int) -> DeviceRunner:
+        if num_blocks > most_blocks:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return make_runner(num_blocks, FakeStream())
+
+    start = GpuStart(ScriptedMemory(), StepLimits(4, 32), 4, Bounds(32, 64), [])
+    with pytest.raises(ConfigurationError, match=advice):
+        start.measure(make)
+
+
 def test_the_largest_step_has_all_rows_and_the_longest_context() -> None:
     start = GpuStart(ScriptedMemory(), StepLimits(4, 32), 4, Bounds(32, 64), [])
     plans: list[SchedulerOutput] = []

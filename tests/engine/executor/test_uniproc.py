@@ -1,5 +1,7 @@
 """The executor, from a checkpoint on disk to sampled ids."""
 
+import gc
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_stream import FakeStream
 from paged_driver import PagedDriver
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -19,6 +22,7 @@ from octavo.engine.core.model_output import ModelOutput
 from octavo.engine.core.sampling_params import SamplingParams
 from octavo.engine.core.scheduler_output import NewSequence, ScheduledSequence, SchedulerOutput
 from octavo.engine.executor import uniproc
+from octavo.engine.executor.gpu import GpuStart
 from octavo.engine.executor.uniproc import UniprocExecutor, check_int8
 from octavo.engine.loader import resolve_checkpoint
 from octavo.engine.loader.filling import load_model
@@ -28,7 +32,8 @@ from octavo.kernels import ops
 
 def make_executor(directory: Path, **parts: dict[str, Any]) -> UniprocExecutor:
     load = {"model": str(directory), **parts.pop("load", {})}
-    config = EngineConfig.model_validate({"load": load, "device": {"device": "cpu"}, **parts})
+    device = {"device": "cpu", **parts.pop("device", {})}
+    config = EngineConfig.model_validate({"load": load, "device": device, **parts})
     return UniprocExecutor(config, resolve_checkpoint(config.load))
 
 
@@ -185,3 +190,86 @@ def test_host_memory_is_there_and_its_costs_are_measured(random_llama_dir: Path)
         random_llama_dir, cache={"num_gpu_blocks_override": 64, "swap_space": 0}
     )
     assert without.host_memory == HostMemory()
+
+
+class RoomyMemory:
+    """A GPU of 64 MiB of which nothing is taken."""
+
+    def free_and_total(self) -> tuple[int, int]:
+        return 64 << 20, 64 << 20
+
+    def allocated(self) -> int:
+        return 0
+
+    peak = reserved = allocated
+
+    def release(self) -> None:
+        pass
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeStream]:
+    """A start takes the way of a GPU, over a stand-in."""
+    stream = FakeStream()
+    monkeypatch.setattr(uniproc, "device_stream", lambda _: stream)
+    monkeypatch.setattr(uniproc, "CudaMemory", lambda _: RoomyMemory())
+    yield stream
+    gc.unfreeze()
+
+
+GPU_SIZES: dict[str, dict[str, Any]] = {
+    "scheduler": {"max_num_seqs": 2, "max_num_batched_tokens": 32},
+    "cache": {"kv_cache_memory_bytes": 1 << 20, "swap_space": 0},
+}
+
+
+def test_a_start_on_a_gpu_leads_to_steps_that_equal_transformers(
+    random_llama_dir: Path, gpu: FakeStream
+) -> None:
+    # The CPU's kernels leave nothing that could be recorded.
+    executor = make_executor(random_llama_dir, device={"enforce_eager": True}, **GPU_SIZES)
+    prompt = [5, 250, 17, 99, 300]
+    produced = [output.sampled[1][0] for output in run(executor, prompt)]
+    model = AutoModelForCausalLM.from_pretrained(random_llama_dir, dtype=torch.float32)
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + produced])).logits[0]
+    assert produced == logits[len(prompt) - 1 : -1].argmax(-1).tolist()
+
+
+def test_a_start_on_a_gpu_records_decodes_and_lets_steps_overlap(
+    random_llama_dir: Path, gpu: FakeStream
+) -> None:
+    executor = make_executor(random_llama_dir, **GPU_SIZES)
+    assert executor.launch is not None
+    gpu.num_replays = 0
+    run(executor, [5, 250, 17, 99, 300])
+    assert gpu.num_replays == 2 * 10
+
+
+def test_what_a_gpu_held_is_given_back(random_llama_dir: Path, gpu: FakeStream) -> None:
+    executor = make_executor(random_llama_dir, **GPU_SIZES)
+    runner = weakref.ref(executor._runner)
+    executor.shutdown()
+    assert runner() is None
+
+
+def test_f17_a_gpu_that_is_full_at_the_warm_up_names_a_cache_that_fits(
+    random_llama_dir: Path, gpu: FakeStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(GpuStart, "prepare", fail)
+    with pytest.raises(ConfigurationError, match=r"weights 0\.00.*--kv-cache-memory-bytes \d{6} "):
+        make_executor(random_llama_dir, **GPU_SIZES)
+
+
+def test_f17_weights_that_do_not_fit_are_told(
+    random_llama_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB. If reserved ...")
+
+    monkeypatch.setattr(uniproc, "load_model", fail)
+    with pytest.raises(ConfigurationError, match=r"do not fit .*Tried to allocate 2 GiB\.\)"):
+        make_executor(random_llama_dir)
