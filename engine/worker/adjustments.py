@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.engine.core.sampling_params import SamplingParams
+from octavo.engine.worker.host_copies import to_device
 
 _LARGEST = torch.finfo(torch.float32).max
 
@@ -65,7 +66,8 @@ class LogitAdjustments:
             logits.fill_(-torch.inf)
             logits[self.allowed_ids] = kept
         banned = [word[-1] for word in self.bad_words if _completes(word, output)]
-        logits[banned] = -torch.inf
+        if banned:
+            logits[to_device(torch.tensor(banned), logits.device)] = -torch.inf
         if output.size < self.min_tokens:
             logits[self.end_ids] = -torch.inf
 
@@ -93,26 +95,29 @@ def make_adjustments(
         return sorted({token_id for token_id in ids if 0 <= token_id < vocab_size})
 
     def known(ids: Iterable[int]) -> Tensor:
-        return torch.tensor(inside(ids), dtype=torch.int64, device=device)
+        return to_device(torch.tensor(inside(ids), dtype=torch.int64), device)
 
-    # Nothing is read back from the device, which may be busy with a step.
     bias = [params.logit_bias[token_id] for token_id in inside(params.logit_bias)]
-    adjustments = LogitAdjustments(
+    bad_words = tuple(
+        word
+        for word in params.bad_words_token_ids
+        if word and all(0 <= token_id < vocab_size for token_id in word)
+    )
+    masks = params.min_tokens > 0 or params.allowed_token_ids is not None or bad_words
+    penalties = (params.repetition_penalty - 1.0, params.frequency_penalty, params.presence_penalty)
+    if not (bias or masks or any(penalties)):
+        return None
+    return LogitAdjustments(
         bias_ids=known(params.logit_bias),
-        bias=torch.tensor(bias, dtype=torch.float32, device=device),
+        bias=to_device(torch.tensor(bias, dtype=torch.float32), device),
         repetition_penalty=params.repetition_penalty,
         frequency_penalty=params.frequency_penalty,
         presence_penalty=params.presence_penalty,
         allowed_ids=None if params.allowed_token_ids is None else known(params.allowed_token_ids),
-        bad_words=tuple(
-            word
-            for word in params.bad_words_token_ids
-            if word and all(0 <= token_id < vocab_size for token_id in word)
-        ),
+        bad_words=bad_words,
         end_ids=known((*eos_token_ids, *params.stop_token_ids)),
         min_tokens=params.min_tokens,
     )
-    return adjustments if adjustments.applies(0) else None
 
 
 def _completes(word: tuple[int, ...], output: NDArray[np.int32]) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from octavo.engine.attention.metadata import NO_SCALES, CacheScales, KVCacheLayout, LayerKVCache
 from octavo.engine.core.errors import ConfigurationError
+from octavo.engine.worker.host_copies import to_device
 from octavo.kernels import ops
 
 _ALIGNMENT = 64
@@ -80,8 +81,7 @@ class KVCache:
         # in pinned memory, so nobody has to wait for them.
         if not copies:
             return
-        pairs = torch.tensor(copies, dtype=torch.int64, device=self._device).T.contiguous()
-        origins, destinations = pairs
+        origins, destinations = self._pairs(copies)
         for source, target in zip(sources, targets, strict=True):
             ops.swap_blocks(source.key, target.key, origins, destinations)
             ops.swap_blocks(source.value, target.value, origins, destinations)
@@ -90,10 +90,14 @@ class KVCache:
         """Copies blocks (source, destination) in every layer; all reads come before all writes."""
         if not copies:
             return
-        pairs = torch.tensor(copies, dtype=torch.int64, device=self._device).T.contiguous()
-        source, destination = pairs
+        source, destination = self._pairs(copies)
         for layer in self.layers:
             ops.copy_blocks(layer.key, layer.value, source, destination)
+
+    def _pairs(self, copies: Sequence[tuple[int, int]]) -> Tensor:
+        """int64 [2, n] on the device: sources, then destinations."""
+        pairs = torch.tensor(copies, dtype=torch.int64).T.contiguous()
+        return to_device(pairs, self._device)
 
 
 def _zeros(layout: KVCacheLayout, device: torch.device) -> Tensor:

@@ -97,3 +97,9 @@ def test_bad_words_ban_the_token_that_completes_one(output: list[int], banned: s
     words = ((7,), (3, 4), (3, 4, 5))
     # The prompt ends in the head of a bad word: what it completes would not be all generated.
     assert masked(adjusted(np.zeros(V), [1, 3], output, bad_words_token_ids=words)) == banned
+
+
+def test_a_request_without_adjustments_sends_nothing_to_the_device() -> None:
+    nowhere = torch.device("cuda", 99)
+    params = SamplingParams(max_tokens=5, temperature=0.5, stop_token_ids=(3,), logit_bias={V: 1.0})
+    assert make_adjustments(params, EOS, V, nowhere) is None
