@@ -55,7 +55,8 @@ class StepResults:
     What depends on the rows is read before the launch: once the step after has been launched, a row
     may belong to another sequence. Scored prompts, embeddings and beams alone are read once the
     step is waited for, and before that nothing is launched behind them. `inputs`, `hidden` and
-    `logits` are set by the device.
+    `logits` are set by the device; what is not read then is let go of at once, since the next step
+    needs the memory while this one is waited for.
     """
 
     def __init__(
@@ -155,6 +156,8 @@ class StepResults:
         """On the device: (id, finite, left) of each draw, then the scores that are wanted."""
         inputs, logits = self.inputs, self.logits
         assert inputs is not None and logits is not None
+        if not self._beams.size:
+            self.logits = None
         finite = left = logits.amax(-1).isfinite()
         raw = None
         if self.scored.size:

@@ -152,7 +152,8 @@ class DeviceRunner:
             inputs = results.inputs = StepInputs.of(target, shape)
             self._rows.change(inputs)
             if graphs is None or graph is None:
-                results.hidden, results.logits = self._step.forward(inputs, longest)
+                hidden, results.logits = self._step.forward(inputs, longest)
+                results.hidden = hidden if results.needs_host else None
             else:
                 graphs.take(target)
                 graph.forward()

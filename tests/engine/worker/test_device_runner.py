@@ -1,5 +1,6 @@
 """The loop for GPUs on a stand-in that works as late as it can: texts equal the plain loop's."""
 
+import weakref
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -319,6 +320,24 @@ def test_a_step_makes_one_copy_to_the_device() -> None:
     stream = FakeStream()
     engine = run(["greedy", "stops", "seeded", "scored"], stream=stream)
     assert stream.num_uploads == len(engine.executor.plans)
+
+
+def test_the_states_of_a_step_are_given_up_before_it_is_waited_for() -> None:
+    model, stream = HistoryModel(), FakeStream()
+    made: list[weakref.ref[Tensor]] = []
+
+    def forward(batch: ForwardBatch) -> Tensor:
+        hidden = HistoryModel.forward(model, batch)
+        made.append(weakref.ref(hidden))
+        return hidden
+
+    model.forward = forward  # type: ignore[method-assign]
+    engine = ModelEngine(model, stream=stream)  # type: ignore[arg-type]
+    engine.add("a", [1, 2, 3], max_tokens=9)
+    engine.step()
+    stream.synchronize()
+    # The second step is done, and nobody has asked for what came of it.
+    assert [ref() for ref in made] == [None, None]
 
 
 def test_a_real_model_gives_the_same_texts_as_transformers_greedily() -> None:
