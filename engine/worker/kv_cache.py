@@ -1,5 +1,7 @@
 """The tensors of the paged KV cache."""
 
+import mmap
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
@@ -52,16 +54,38 @@ class KVCache:
         host_layout = replace(layout, num_blocks=num_host_blocks)
         self.num_host_blocks = num_host_blocks
         try:
-            self._host_layers = tuple(
-                LayerKVCache(_host_zeros(host_layout, device), _host_zeros(host_layout, device))
-                for _ in range(num_layers if num_host_blocks else 0)
-            )
-        except (MemoryError, RuntimeError) as error:
+            self._host_layers = self._make_host_layers(host_layout, num_layers)
+        except (MemoryError, OSError, RuntimeError) as error:
             total = layout.bytes_per_block * num_layers * num_host_blocks
             raise ConfigurationError(
                 f"{total} bytes of host memory for swapped and offloaded blocks cannot be "
                 "allocated; give a smaller --swap-space or --kv-offload"
             ) from error
+
+    def _make_host_layers(self, layout: KVCacheLayout, num_layers: int) -> tuple[LayerKVCache, ...]:
+        if not self.num_host_blocks:
+            return ()
+        if self._device.type == "cpu":
+            tensors = [_zeros(layout, self._device) for _ in range(2 * num_layers)]
+        else:
+            tensors = self._pinned_zeros(layout, 2 * num_layers)
+        return tuple(map(LayerKVCache, tensors[::2], tensors[1::2]))
+
+    def _pinned_zeros(self, layout: KVCacheLayout, count: int) -> list[Tensor]:
+        """So many tensors in host memory that is locked, in one piece, for the life of the cache.
+
+        torch's own pinned memory comes in powers of two, up to twice what was asked for.
+        """
+        size = prod(layout.shape) * layout.dtype.itemsize
+        padded = size + -size % _ALIGNMENT
+        flat = torch.frombuffer(mmap.mmap(-1, count * padded), dtype=torch.uint8)
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        error = int(runtime.cudaHostRegister(flat.data_ptr(), flat.nbytes, 0))
+        if error:
+            raise RuntimeError(f"host memory cannot be pinned: CUDA error {error}")
+        weakref.finalize(self, runtime.cudaHostUnregister, flat.data_ptr())
+        parts = flat.view(count, padded)[:, :size].unbind()
+        return [part.view(layout.dtype).view(layout.shape) for part in parts]
 
     def swap_out(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copies blocks (source, destination) to host memory, in every layer."""
@@ -109,9 +133,3 @@ def _zeros(layout: KVCacheLayout, device: torch.device) -> Tensor:
     buffer = np.zeros(size + _ALIGNMENT, np.uint8)
     start = -buffer.ctypes.data % _ALIGNMENT
     return torch.from_numpy(buffer[start : start + size]).view(layout.dtype).view(layout.shape)
-
-
-def _host_zeros(layout: KVCacheLayout, device: torch.device) -> Tensor:
-    if device.type == "cpu":
-        return _zeros(layout, device)
-    return torch.zeros(layout.shape, dtype=layout.dtype, pin_memory=True)

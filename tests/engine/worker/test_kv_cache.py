@@ -1,5 +1,7 @@
 """The tensors of the cache."""
 
+import mmap
+
 import numpy as np
 import pytest
 import torch
@@ -77,9 +79,47 @@ def test_blocks_go_to_host_memory_and_back_in_every_layer() -> None:
 
 
 def test_host_memory_that_cannot_be_had_names_the_flags(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> torch.Tensor:
+    def refuse(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(kv_cache, "_host_zeros", refuse)
+    monkeypatch.setattr(KVCache, "_make_host_layers", refuse)
     with pytest.raises(ConfigurationError, match="--swap-space or --kv-offload"):
         KVCache(KVCacheLayout(1, 1, 2, 1, torch.float32), 1, CPU, num_host_blocks=2)
+
+
+class Runtime:
+    """Stands for CUDA's; `refuses` is the error that it answers with."""
+
+    def __init__(self, refuses: int = 0) -> None:
+        self.refuses = refuses
+        self.pinned: dict[int, int] = {}
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        self.pinned[address] = size
+        return self.refuses
+
+    def cudaHostUnregister(self, address: int) -> None:
+        del self.pinned[address]
+
+
+def test_pinned_blocks_take_what_they_need_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = Runtime()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    # 33 blocks of 5 bytes with the one more: 165, and 192 with the distance to the next tensor.
+    layout = KVCacheLayout(1, 1, 1, 5, torch.float8_e4m3fn)
+    cache = KVCache(layout, 3, torch.device("meta"), num_host_blocks=32)
+    ((address, size),) = runtime.pinned.items()
+    assert (address % mmap.PAGESIZE, size) == (0, 6 * 192)
+    tensors = [tensor for layer in cache._host_layers for tensor in (layer.key, layer.value)]
+    assert [tensor.data_ptr() for tensor in tensors] == [address + 192 * n for n in range(6)]
+    assert all(tensor.shape == (33, 1, 1, 5) for tensor in tensors)
+    assert not any(tensor.view(torch.uint8).any() for tensor in tensors)
+    del cache
+    assert not runtime.pinned
+
+
+def test_host_memory_that_cannot_be_pinned_names_the_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: Runtime(refuses=2))
+    layout = KVCacheLayout(1, 1, 1, 5, torch.float32)
+    with pytest.raises(ConfigurationError, match="--swap-space or --kv-offload"):
+        KVCache(layout, 1, torch.device("meta"), num_host_blocks=1)
