@@ -20,8 +20,8 @@ class Plan:
     """Everything that a run does; sizes in tokens and rows.
 
     Calls take turns over so many copies of their inputs that these pass `flush_bytes`, so that
-    nothing is in a cache of the GPU that would not be there in a model. `calls` are timed in a
-    row, so that a GPU has its next launch by the time that it needs it.
+    nothing is in a cache of the GPU that would not be there in a model. At least `calls` are timed
+    in a row.
     """
 
     device: str

@@ -37,20 +37,30 @@ def measure_kernels(plan: Plan, ceilings: Ceilings) -> Iterator[Figure]:
     yield from _measure_linear(plan, ceilings)
 
 
-def seconds_of(plan: Plan, work: Callable[[], object]) -> float:
-    """Seconds of a call."""
-    return best_seconds(work, torch.device(plan.device), plan.repeats, plan.calls)
+def seconds_of(plan: Plan, works: Sequence[Callable[[], object]]) -> float:
+    """Seconds of a call; `works` are the same call on different inputs, and take turns.
 
-
-def in_turn(works: Sequence[Callable[[], object]]) -> Callable[[], object]:
-    """Calls one after the other, from the first again after the last."""
-    turns = cycle(works)
-    return lambda: next(turns)()
+    On a GPU they are recorded and repeated: else small kernels would be done before the host has
+    started the next, and the host would be measured.
+    """
+    turns = [*works] * -(-plan.calls // len(works))
+    device = torch.device(plan.device)
+    if device.type == "cpu":
+        turn = cycle(turns)
+        return best_seconds(lambda: next(turn)(), device, plan.repeats, len(turns))
+    for work in works:
+        # Compiles, or says that it cannot, which must not happen in a recording.
+        work()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for work in turns:
+            work()
+    return best_seconds(graph.replay, device, plan.repeats) / len(turns)
 
 
 def num_copies(plan: Plan, num_bytes: int) -> int:
     """How many inputs of this size have to take turns."""
-    return max(1, min(plan.calls, -(-plan.flush_bytes // num_bytes)))
+    return -(-plan.flush_bytes // num_bytes)
 
 
 def decode_bytes(plan: Plan, batch: int, context: int, itemsize: int) -> int:
@@ -84,12 +94,12 @@ def _measure_decode(plan: Plan, batch: int, context: int, ceilings: Ceilings) ->
         for kind, case in cases_of(plan, decode_case(plan, batch, context)):
             kinds.setdefault(kind, []).append(case)
     for kind, cases in kinds.items():
-        took = seconds_of(plan, in_turn([case.attend for case in cases]))
+        took = seconds_of(plan, [case.attend for case in cases])
         read = moved // itemsize * cases[0].cache.key.dtype.itemsize
         yield bytes_figure(f"decode {batch} x {context}{kind}", took, read, ceilings)
     kinds.clear()
     heads = [_heads(plan, batch, 1, context) for _ in copies]
-    took = seconds_of(plan, in_turn([partial(_sdpa, *each, causal=False) for each in heads]))
+    took = seconds_of(plan, [partial(_sdpa, *each, causal=False) for each in heads])
     yield bytes_figure(f"  torch SDPA {batch} x {context}", took, moved, ceilings)
 
 
@@ -107,12 +117,12 @@ def prefill_case(plan: Plan, length: int) -> Case:
 def _measure_prefill(plan: Plan, length: int, ceilings: Ceilings) -> Iterator[Figure]:
     work = prefill_operations(plan, length)
     for kind, case in cases_of(plan, prefill_case(plan, length)):
-        took = seconds_of(plan, case.attend)
+        took = seconds_of(plan, [case.attend])
         yield operations_figure(f"prefill {length}{kind}", took, work, ceilings)
     heads = _heads(plan, 1, length, length)
-    took = seconds_of(plan, partial(_sdpa, *heads, causal=True))
+    took = seconds_of(plan, [partial(_sdpa, *heads, causal=True)])
     yield operations_figure(f"  torch SDPA {length}", took, work, ceilings)
-    took = seconds_of(plan, _flex(plan, heads, length))
+    took = seconds_of(plan, [_flex(plan, heads, length)])
     yield operations_figure(f"  torch flex {length}", took, work, ceilings)
 
 
@@ -152,5 +162,5 @@ def _measure_linear(plan: Plan, ceilings: Ceilings) -> Iterator[Figure]:
             f"  torch linear {rows}": [partial(F.linear, x, weight) for weight in weights],
         }
         for name, works in kinds.items():
-            took = seconds_of(plan, in_turn(works))
+            took = seconds_of(plan, works)
             yield bytes_figure(name, took, weights[0].nbytes, ceilings)

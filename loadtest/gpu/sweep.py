@@ -19,7 +19,6 @@ from octavo.loadtest.gpu.speed import (
     bytes_figure,
     decode_bytes,
     decode_case,
-    in_turn,
     num_copies,
     operations_figure,
     prefill_case,
@@ -73,7 +72,7 @@ def _figures(
     for tiles in choices:
         try:
             with forced_tiles(tiles):
-                found[tiles] = figure(seconds_of(plan, in_turn(works)))
+                found[tiles] = figure(seconds_of(plan, works))
         except OutOfResources:
             found[tiles] = None
     return found
