@@ -4,8 +4,10 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,61 +16,87 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from octavo.config.model import ModelConfig
 from octavo.loadtest.gpu.correctness import check_kernels
-from octavo.loadtest.gpu.models import measure_models
+from octavo.loadtest.gpu.models import measure_model
 from octavo.loadtest.gpu.shapes import DRY, GPU, Plan
 from octavo.loadtest.gpu.speed import measure_kernels
 from octavo.loadtest.gpu.sweep import Swept, sweep_tiles
-from octavo.loadtest.offline.ceilings import measure_ceilings
+from octavo.loadtest.offline.ceilings import Ceilings, measure_ceilings
 
 
-def run(plan: Plan) -> dict[str, Any]:
-    """All figures; writes each line as it comes."""
+def run(plan: Plan, result: dict[str, Any]) -> None:
+    """Adds all figures to `result`; writes each line as it comes."""
     started = time.monotonic()
-    result: dict[str, Any] = {"device": _device_name(plan), "torch": torch.__version__}
-    checks = []
-    for name, error, limit in check_kernels(plan):
-        checks.append({"name": name, "error": error, "limit": limit, "ok": error <= limit})
-        if error > limit:
-            _say(f"WRONG {name}: error {error:.2e}, allowed {limit:.2e}")
-    result["checks"] = checks
-    wrong = sum(not check["ok"] for check in checks)
-    _say(f"{len(checks)} checks against float64, {wrong} wrong")
+    result |= {"device": _device_name(plan), "torch": torch.__version__}
     ceilings = measure_ceilings(
         getattr(torch, plan.dtype), torch.device(plan.device), torch.get_num_threads()
     )
     result["ceilings"] = asdict(ceilings)
     _say(ceilings.render())
-    result["kernels"] = []
+    result["failed"] = {}
+    parts: list[tuple[str, str, Callable[[Plan, Ceilings, list[Any]], None]]] = [
+        ("checks", "checks", _check),
+        ("kernels", "kernels", _measure_kernels),
+        ("tiles", "tiles", _sweep),
+        *((facts.model_type, "models", partial(_measure_model, facts)) for facts in plan.models),
+        ("peers", "peers", _measure_peers),
+    ]
+    for name, group, part in parts:
+        try:
+            part(plan, ceilings, result.setdefault(group, []))
+        except Exception:  # whatever it is must not cost the other parts, since GPU time is short
+            result["failed"][name] = traceback.format_exc()
+            _say(f"FAILED {name}:\n{result['failed'][name]}")
+    result["seconds"] = time.monotonic() - started
+    result["ok"] = (
+        not result["failed"]
+        and all(check["ok"] for check in result["checks"])
+        and not any(model["compiled_late"] for model in result["models"])
+    )
+
+
+def _check(plan: Plan, ceilings: Ceilings, checks: list[Any]) -> None:
+    for name, error, limit in check_kernels(plan):
+        checks.append({"name": name, "error": error, "limit": limit, "ok": error <= limit})
+        if error > limit:
+            _say(f"WRONG {name}: error {error:.2e}, allowed {limit:.2e}")
+    wrong = sum(not check["ok"] for check in checks)
+    _say(f"{len(checks)} checks against float64, {wrong} wrong")
+
+
+def _measure_kernels(plan: Plan, ceilings: Ceilings, figures: list[Any]) -> None:
     for figure in measure_kernels(plan, ceilings):
-        result["kernels"].append(figure._asdict())
+        figures.append(figure._asdict())
         _say(
             f"{figure.name:<24} {figure.microseconds:>10.1f} us {figure.reached:>9.1f} "
             f"{figure.unit:<8} {figure.share:>6.1%}"
         )
-    result["tiles"] = []
+
+
+def _sweep(plan: Plan, ceilings: Ceilings, tiles: list[Any]) -> None:
     for swept in sweep_tiles(plan, ceilings):
-        result["tiles"].append(_swept_json(swept))
+        tiles.append(_swept_json(swept))
         _say(_swept_line(swept))
-    result["models"] = []
-    for model in measure_models(plan, ceilings):
-        result["models"].append(model.as_json())
-        _say(
-            f"{model.name}: {model.kv_blocks} KV blocks, prefill {model.prefill_tflops:.1f} "
-            f"TFLOP/s, compiled while serving: {', '.join(model.compiled_late) or 'nothing'}"
-        )
-        for decode in model.decodes:
-            _say(
-                f"  batch {decode.batch:<4} {decode.step_ms:>8.3f} ms a step "
-                f"{decode.tokens_per_second:>9.0f} tokens/s {decode.share:>6.1%} of the limit"
-            )
-    result["peers"] = {"transformers": _transformers(plan, plan.models[-1])}
+
+
+def _measure_model(facts: ModelConfig, plan: Plan, ceilings: Ceilings, models: list[Any]) -> None:
+    model = measure_model(plan, facts, ceilings)
+    models.append(model.as_json())
     _say(
-        f"transformers generate, {plan.models[-1].model_type}, batch "
-        f"{plan.model_batches[1]}: {result['peers']['transformers']:.0f} tokens/s"
+        f"{model.name}: {model.kv_blocks} KV blocks, prefill {model.prefill_tflops:.1f} "
+        f"TFLOP/s, compiled while serving: {', '.join(model.compiled_late) or 'nothing'}"
     )
-    result["seconds"] = time.monotonic() - started
-    result["ok"] = not wrong and not any(model["compiled_late"] for model in result["models"])
-    return result
+    for decode in model.decodes:
+        _say(
+            f"  batch {decode.batch:<4} {decode.step_ms:>8.3f} ms a step "
+            f"{decode.tokens_per_second:>9.0f} tokens/s {decode.share:>6.1%} of the limit"
+        )
+
+
+def _measure_peers(plan: Plan, ceilings: Ceilings, peers: list[Any]) -> None:
+    facts, batch = plan.models[-1], plan.model_batches[1]
+    rate = _transformers(plan, facts)
+    peers.append({"name": "transformers", "batch": batch, "tokens_per_second": rate})
+    _say(f"transformers generate, {facts.model_type}, batch {batch}: {rate:.0f} tokens/s")
 
 
 def _swept_json(swept: Swept) -> dict[str, Any]:
@@ -137,9 +165,13 @@ def main(arguments: Sequence[str]) -> int:
     if not options.dry and not torch.cuda.is_available():
         _say("no usable GPU was found; --dry runs tiny shapes on CPU")
         return 2
-    result = run(DRY if options.dry else GPU)
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    result: dict[str, Any] = {}
+    try:
+        run(DRY if options.dry else GPU, result)
+    finally:
+        # What was measured before an interruption counts.
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     _say(f"{result['seconds']:.0f} s; {options.output}; {'ok' if result['ok'] else 'FAILED'}")
     return 0 if result["ok"] else 1
 

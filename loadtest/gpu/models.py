@@ -1,7 +1,7 @@
 """Whole models with random weights made on the device: steps through the engine's own loop."""
 
+import gc
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -47,15 +47,11 @@ class ModelFigures:
         return asdict(self)
 
 
-def measure_models(plan: Plan, ceilings: Ceilings) -> Iterator[ModelFigures]:
-    """One after the other; the memory of each is given back before the next."""
-    for facts in plan.models:
-        yield _measure(plan, facts, ceilings)
-        if plan.device == "cuda":
-            torch.cuda.empty_cache()
-
-
-def _measure(plan: Plan, facts: ModelConfig, ceilings: Ceilings) -> ModelFigures:
+def measure_model(plan: Plan, facts: ModelConfig, ceilings: Ceilings) -> ModelFigures:
+    """One model, after all that others before held has been given back."""
+    gc.collect()
+    if plan.device == "cuda":
+        torch.cuda.empty_cache()
     config = EngineConfig.model_validate(
         {
             "load": {"load_format": "dummy", "dtype": plan.dtype},

@@ -10,6 +10,7 @@ import pytest
 
 from octavo.kernels.triton.tiles import Tiles
 from octavo.loadtest.gpu import check
+from octavo.loadtest.gpu.models import ModelFigures
 from octavo.loadtest.gpu.shapes import DRY
 from octavo.loadtest.gpu.speed import Figure
 from octavo.loadtest.gpu.sweep import Swept
@@ -36,7 +37,8 @@ def test_a_dry_run_checks_and_measures_everything(tmp_path: Path) -> None:
     (model,) = result["models"]
     assert [decode["batch"] for decode in model["decodes"]] == list(DRY.model_batches)
     assert all(decode["step_ms"] > 0 for decode in model["decodes"])
-    assert result["peers"]["transformers"] > 0
+    (peer,) = result["peers"]
+    assert peer["tokens_per_second"] > 0
     assert sum("fp8" in check["name"] for check in result["checks"]) > 5
     names = [figure["name"].strip() for figure in result["kernels"]]
     for part in ("decode 3 x 40", "decode 3 x 40 fp8", "prefill 33", "linear 4"):
@@ -56,13 +58,33 @@ def test_tiles_that_a_device_cannot_hold_are_left_out_of_the_choice() -> None:
     assert Swept("decode", {large: None}).best is None
 
 
-def test_a_wrong_kernel_fails_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def one_wrong(plan: object) -> list[tuple[str, float, float]]:
-        return [("attention", float("inf"), 0.1)]
-
-    monkeypatch.setattr(check, "check_kernels", one_wrong)
+@pytest.fixture
+def nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checks alone have something to do."""
     monkeypatch.setattr(check, "measure_kernels", lambda plan, ceilings: ())
     monkeypatch.setattr(check, "sweep_tiles", lambda plan, ceilings: ())
-    monkeypatch.setattr(check, "measure_models", lambda plan, ceilings: ())
+    figures = ModelFigures("model", 1, 2, 3.0, (), ())
+    monkeypatch.setattr(check, "measure_model", lambda plan, facts, ceilings: figures)
     monkeypatch.setattr(check, "_transformers", lambda plan, facts: 1.0)
+
+
+@pytest.mark.usefixtures("nothing_else")
+def test_a_wrong_kernel_fails_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    wrong = [("attention", float("inf"), 0.1)]
+    monkeypatch.setattr(check, "check_kernels", lambda plan: wrong)
     assert check.main(["--dry", "--output", str(tmp_path / "figures.json")]) == 1
+
+
+@pytest.mark.usefixtures("nothing_else")
+def test_a_part_that_fails_is_told_and_costs_no_other(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(plan: object) -> None:
+        raise RuntimeError("an illegal instruction")
+
+    monkeypatch.setattr(check, "check_kernels", fail)
+    output = tmp_path / "figures.json"
+    assert check.main(["--dry", "--output", str(output)]) == 1
+    result = json.loads(output.read_text())
+    assert "an illegal instruction" in result["failed"]["checks"]
+    assert result["models"] and result["peers"]
