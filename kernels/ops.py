@@ -28,7 +28,7 @@ from octavo.kernels.seeded_args import Cutoff, Penalties, SeededDraws, TokenCoun
 from octavo.kernels.step_program import NoLoweringError, StepProgram
 
 _gpu: DeviceKernels = reference
-_watch: Callable[[Callable[[str], None]], None] | None = None
+_watch: Callable[[Callable[[str], None] | None], None] | None = None
 _gpu_reads_fp8: Callable[[torch.device], bool] | None = None
 if torch.cuda.is_available():
     # Elsewhere Triton would only cost the time to import it.
@@ -97,8 +97,8 @@ def reads_fp8(device: torch.device) -> bool:
     return device.type == "cuda" and _gpu_reads_fp8 is not None and _gpu_reads_fp8(device)
 
 
-def watch_compilations(tell: Callable[[str], None]) -> None:
-    """Calls `tell` with the name of each GPU kernel that is compiled from now on."""
+def watch_compilations(tell: Callable[[str], None] | None) -> None:
+    """Calls `tell` with the name of each GPU kernel compiled from now on; None ends that."""
     if _watch is not None:
         _watch(tell)
 

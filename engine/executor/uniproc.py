@@ -46,6 +46,10 @@ from octavo.kernels import ops
 
 # As many as there are ways of sampling in the warm-up.
 _WARM_UP_SEQS = 3
+# Of the prompt that is measured. Fewer leave a part of a GPU without work, and would make a token
+# look as dear as several; on a CPU no more are needed, and nobody should wait for them.
+_MEASURED_ON_GPU = 2048
+_MEASURED_ON_CPU = 128
 # Of a cache beside which the memory does not suffice.
 _SPARED_SHARE = 0.1
 
@@ -92,13 +96,16 @@ class UniprocExecutor:
         self._launch: Launch | None = None
         if gpu is None:
             self._runner = start.cpu_runner(size, self._host_memory)
-            self._warm_up(config, on_cpu=True)
+            warm_up_first_steps(self._runner, config.cache.block_size)
+            self._measure(config, on_cpu=True)
         else:
             with _out_of_memory(config, size, demand):
                 runner = start.device_runner(size, self._host_memory)
                 self._runner, self._launch = runner, runner.launch
-                self._warm_up(config, on_cpu=False)
+                warm_up_first_steps(runner, config.cache.block_size)
                 _logger.info("%d decode steps recorded", gpu.prepare(runner))
+                # Before, the time to compile would count.
+                self._measure(config, on_cpu=False)
             ops.watch_compilations(self._note_compilation)
             _logger.info("%s", _describe(config, size, demand))
         _logger.info(
@@ -115,14 +122,17 @@ class UniprocExecutor:
             self._steps.max_num_batched_tokens,
         )
 
-    def _warm_up(self, config: EngineConfig, on_cpu: bool) -> None:
+    def _measure(self, config: EngineConfig, on_cpu: bool) -> None:
+        """What decides how sequences give way, and how large steps on a CPU are."""
         runner = self._runner
-        warm_up_first_steps(runner, config.cache.block_size)
         chooses = runner.num_host_blocks and config.scheduler.preemption_mode == "auto"
         is_paced = on_cpu and config.scheduler.max_num_batched_tokens is None
         if not (chooses or is_paced):
             return
-        token_seconds = measure_prefill(runner)
+        num_tokens = _MEASURED_ON_CPU if on_cpu else _MEASURED_ON_GPU
+        token_seconds = measure_prefill(
+            runner, min(num_tokens, self._steps.max_num_batched_tokens)
+        )
         if chooses:
             costs = PreemptionCosts(token_seconds, measure_block_copy(runner))
             self._host_memory = replace(self._host_memory, costs=costs)
@@ -179,6 +189,7 @@ class UniprocExecutor:
 
     def shutdown(self) -> None:
         """Gives up the model and the cache."""
+        ops.watch_compilations(None)
         self._launch = None
         del self._runner
 

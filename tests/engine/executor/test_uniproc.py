@@ -26,6 +26,7 @@ from octavo.engine.executor.gpu import GpuStart
 from octavo.engine.executor.uniproc import UniprocExecutor, check_int8
 from octavo.engine.loader import resolve_checkpoint
 from octavo.engine.loader.filling import load_model
+from octavo.engine.worker.device_runner import DeviceRunner
 from octavo.engine.worker.sampler import NOT_FINITE
 from octavo.kernels import ops
 
@@ -246,11 +247,39 @@ def test_a_start_on_a_gpu_records_decodes_and_lets_steps_overlap(
     assert gpu.num_replays == 2 * 10
 
 
+@pytest.mark.parametrize(("step_tokens", "measured"), [(32, 32), (4096, 2048)])
+def test_a_gpu_is_measured_on_a_prompt_that_fills_it_once_all_is_compiled(
+    random_llama_dir: Path,
+    gpu: FakeStream,
+    monkeypatch: pytest.MonkeyPatch,
+    step_tokens: int,
+    measured: int,
+) -> None:
+    happened: list[object] = []
+
+    def measure(runner: DeviceRunner, num_tokens: int) -> float:
+        happened.append(num_tokens)
+        return 0.001
+
+    monkeypatch.setattr(uniproc, "measure_prefill", measure)
+    monkeypatch.setattr(GpuStart, "prepare", lambda *_: happened.append("prepared"))
+    executor = make_executor(
+        random_llama_dir,
+        scheduler={"max_num_seqs": 2, "max_num_batched_tokens": step_tokens},
+        cache={"kv_cache_memory_bytes": 1 << 20, "swap_space": 0.001},
+    )
+    assert happened == ["prepared", measured]
+    assert executor.host_memory.costs is not None
+    assert executor.host_memory.costs.compute_token == 0.001
+
+
 def test_what_a_gpu_held_is_given_back(random_llama_dir: Path, gpu: FakeStream) -> None:
     executor = make_executor(random_llama_dir, **GPU_SIZES)
-    runner = weakref.ref(executor._runner)
+    runner = executor._runner
+    held = [weakref.ref(part) for part in (runner, runner._step._model, runner._kv_cache)]
+    del runner
     executor.shutdown()
-    assert runner() is None
+    assert [part() for part in held] == [None] * 3
 
 
 def test_f17_a_gpu_that_is_full_at_the_warm_up_names_a_cache_that_fits(
