@@ -130,9 +130,7 @@ class UniprocExecutor:
         if not (chooses or is_paced):
             return
         num_tokens = _MEASURED_ON_CPU if on_cpu else _MEASURED_ON_GPU
-        token_seconds = measure_prefill(
-            runner, min(num_tokens, self._steps.max_num_batched_tokens)
-        )
+        token_seconds = measure_prefill(runner, min(num_tokens, self._steps.max_num_batched_tokens))
         if chooses:
             costs = PreemptionCosts(token_seconds, measure_block_copy(runner))
             self._host_memory = replace(self._host_memory, costs=costs)

@@ -16,7 +16,6 @@ _PARAMS = (
     SamplingParams(max_tokens=2, top_p=0.9, logprobs=1, repetition_penalty=1.1),
 )
 
-_MEASURED_TOKENS = 128
 _MEASURED_BLOCKS = 32
 _REPEATS = 3
 _LONG_SECONDS = 0.2
@@ -98,12 +97,12 @@ def _blocks_for(runner: Runner, num_tokens: int) -> int:
     return -(-most // runner.layout.block_size)
 
 
-def measure_prefill(runner: Runner) -> float:
-    """Seconds that a token of a prompt takes.
+def measure_prefill(runner: Runner, num_tokens: int) -> float:
+    """Seconds that a token of a prompt of `num_tokens` takes, or of the longest that fits.
 
     Blocks are written from block 0 on, so no sequence may be running.
     """
-    num_tokens = max(1, min(_MEASURED_TOKENS, runner.limits.max_model_len - 1))
+    num_tokens = max(1, min(num_tokens, runner.limits.max_model_len - 1))
     return _seconds(runner, lambda: warm_up(runner, 1, num_tokens)) / num_tokens
 
 
