@@ -125,7 +125,7 @@ class UniprocExecutor:
     def _measure(self, config: EngineConfig, on_cpu: bool) -> None:
         """What decides how sequences give way, and how large steps on a CPU are."""
         runner = self._runner
-        chooses = runner.num_host_blocks and config.scheduler.preemption_mode == "auto"
+        chooses = runner.kv_cache.num_host_blocks and config.scheduler.preemption_mode == "auto"
         is_paced = on_cpu and config.scheduler.max_num_batched_tokens is None
         if not (chooses or is_paced):
             return

@@ -5,9 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.engine.attention.metadata import KVCacheLayout
 from octavo.engine.core.sampling_params import SamplingParams
 from octavo.engine.core.scheduler_output import NewSequence
 from octavo.engine.worker.adjustments import LogitAdjustments
+from octavo.engine.worker.language_model import RunnerLimits
 
 # Below it a temperature would divide fp32 logits into infinities and NaN; it acts as this.
 _LOWEST_TEMPERATURE = 1e-6
@@ -71,6 +73,18 @@ class BatchState:
         self.logprobs = np.full(max_num_seqs, -1, np.int64)
         self.prompt_logprobs = np.full(max_num_seqs, -1, np.int64)
         self.adjustments: list[LogitAdjustments | None] = [None] * max_num_seqs
+
+    @classmethod
+    def of(cls, limits: RunnerLimits, layout: KVCacheLayout) -> "BatchState":
+        """Rows for sequences within `limits`, over a cache of `layout`."""
+        return cls(
+            limits.max_num_seqs,
+            limits.max_model_len,
+            layout.block_size,
+            limits.vocab_size,
+            limits.window,
+            null_block=layout.num_blocks,
+        )
 
     @property
     def num_rows(self) -> int:

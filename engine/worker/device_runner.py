@@ -9,7 +9,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from octavo.engine.attention.metadata import KVCacheLayout
 from octavo.engine.core.model_output import ModelOutput, Wait
 from octavo.engine.core.scheduler_output import SchedulerOutput
 from octavo.engine.worker.batch_state import BatchState
@@ -26,7 +25,7 @@ from octavo.engine.worker.row_updates import RowUpdates
 
 
 class DeviceRunner:
-    """Holds the model, the cache and the rows of running sequences. One thread uses it."""
+    """Holds the model, `kv_cache` and the rows of running sequences. One thread uses it."""
 
     def __init__(
         self,
@@ -36,18 +35,11 @@ class DeviceRunner:
         stream: DeviceStream,
         bounds: Bounds,
     ) -> None:
-        self._kv_cache = kv_cache
+        self.kv_cache = kv_cache
         self.limits = limits
         self._stream = stream
         self._bounds = bounds
-        self._state = BatchState(
-            limits.max_num_seqs,
-            limits.max_model_len,
-            kv_cache.layout.block_size,
-            limits.vocab_size,
-            limits.window,
-            null_block=kv_cache.layout.num_blocks,
-        )
+        self._state = BatchState.of(limits, kv_cache.layout)
         self._pooler = Pooler()
         self._updates = RowUpdates(self._state, self._pooler, limits, stream.device)
         self._packer = StepPacker(self._state)
@@ -58,16 +50,6 @@ class DeviceRunner:
         self._graphs: DecodeGraphs | None = None
         self._no_staging = torch.empty(0, dtype=torch.int64, device=stream.device)
         self._unsettled: list[StepResults] = []
-
-    @property
-    def layout(self) -> KVCacheLayout:
-        """Shape of the cache of one layer."""
-        return self._kv_cache.layout
-
-    @property
-    def num_host_blocks(self) -> int:
-        """Blocks in host memory."""
-        return self._kv_cache.num_host_blocks
 
     @property
     def row_bytes(self) -> int:
@@ -101,7 +83,7 @@ class DeviceRunner:
         are given up.
         """
         changes = self._updates.apply(plan)
-        self._stream.submit(lambda: self._move_blocks(plan))
+        self._stream.submit(lambda: self.kv_cache.move_blocks(plan))
         state = self._state
         if not plan.scheduled:
             return lambda: ModelOutput({})
@@ -120,11 +102,6 @@ class DeviceRunner:
         self._launch_draws(results, draws, graph)
         self._unsettled.append(results)
         return lambda: self._wait(results)
-
-    def _move_blocks(self, plan: SchedulerOutput) -> None:
-        self._kv_cache.swap_out(plan.swap_out)
-        self._kv_cache.swap_in(plan.swap_in)
-        self._kv_cache.copy_blocks(plan.block_copies)
 
     def _find_graph(self, step: StepRows, draws: DrawBatch) -> DecodeGraph | None:
         count = step.rows.size

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from octavo.engine.attention.metadata import NO_SCALES, CacheScales, KVCacheLayout, LayerKVCache
 from octavo.engine.core.errors import ConfigurationError
+from octavo.engine.core.scheduler_output import SchedulerOutput
 from octavo.engine.worker.host_copies import to_device
 from octavo.kernels import ops
 
@@ -86,6 +87,12 @@ class KVCache:
         weakref.finalize(self, runtime.cudaHostUnregister, flat.data_ptr())
         parts = flat.view(count, padded)[:, :size].unbind()
         return [part.view(layout.dtype).view(layout.shape) for part in parts]
+
+    def move_blocks(self, plan: SchedulerOutput) -> None:
+        """The copies of a step, in the order that they ask for."""
+        self.swap_out(plan.swap_out)
+        self.swap_in(plan.swap_in)
+        self.copy_blocks(plan.block_copies)
 
     def swap_out(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copies blocks (source, destination) to host memory, in every layer."""

@@ -4,7 +4,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.engine.attention.metadata import KVCacheLayout
 from octavo.engine.core.model_output import ModelOutput
 from octavo.engine.core.scheduler_output import SchedulerOutput
 from octavo.engine.worker.batch_state import BatchState
@@ -19,37 +18,20 @@ from octavo.engine.worker.sampler import Sampler
 
 
 class ModelRunner:
-    """Holds the model, the cache and the rows of running sequences. One thread uses it."""
+    """Holds the model, `kv_cache` and the rows of running sequences. One thread uses it."""
 
     def __init__(
         self, model: LanguageModel, kv_cache: KVCache, limits: RunnerLimits, device: torch.device
     ) -> None:
         self._model = model
-        self._kv_cache = kv_cache
+        self.kv_cache = kv_cache
         self.limits = limits
         self._device = device
         self._sampler = Sampler(limits.vocab_size, device)
         self._pooler = Pooler()
-        self._state = BatchState(
-            limits.max_num_seqs,
-            limits.max_model_len,
-            kv_cache.layout.block_size,
-            limits.vocab_size,
-            limits.window,
-            null_block=kv_cache.layout.num_blocks,
-        )
+        self._state = BatchState.of(limits, kv_cache.layout)
         self._updates = RowUpdates(self._state, self._pooler, limits, device)
         self._scorer = PromptScorer(model, self._state, limits.vocab_size, device)
-
-    @property
-    def layout(self) -> KVCacheLayout:
-        """Shape of the cache of one layer."""
-        return self._kv_cache.layout
-
-    @property
-    def num_host_blocks(self) -> int:
-        """Blocks in host memory."""
-        return self._kv_cache.num_host_blocks
 
     def synchronize(self) -> None:
         """Wait until the device has done all that was asked: it has, when `execute` returns."""
@@ -58,15 +40,13 @@ class ModelRunner:
     def execute(self, plan: SchedulerOutput) -> ModelOutput:
         """Runs one step. Each sampled id is known to the rows of the next step."""
         self._updates.apply(plan)
-        self._kv_cache.swap_out(plan.swap_out)
-        self._kv_cache.swap_in(plan.swap_in)
-        self._kv_cache.copy_blocks(plan.block_copies)
+        self.kv_cache.move_blocks(plan)
         if not plan.scheduled:
             return ModelOutput({})
         state = self._state
         step = step_rows(state, plan.scheduled)
         draws = draw_batch(state, plan.scheduled, step, self._pooler)
-        batch = forward_batch(state, step, draws, self._kv_cache.layers, self._device)
+        batch = forward_batch(state, step, draws, self.kv_cache.layers, self._device)
         hidden = self._model.forward(batch)
         prompt_logprobs, failed = self._scorer.score(
             plan.scheduled, step, scored_places(self._state, step), hidden

@@ -4,10 +4,10 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from octavo.engine.attention.metadata import KVCacheLayout
 from octavo.engine.core.model_output import ModelOutput
 from octavo.engine.core.sampling_params import SamplingParams
 from octavo.engine.core.scheduler_output import NewSequence, ScheduledSequence, SchedulerOutput
+from octavo.engine.worker.kv_cache import KVCache
 from octavo.engine.worker.language_model import RunnerLimits
 
 _PARAMS = (
@@ -25,11 +25,8 @@ class Runner(Protocol):
     """What is asked of a runner here."""
 
     limits: RunnerLimits
+    kv_cache: KVCache
 
-    @property
-    def layout(self) -> KVCacheLayout: ...
-    @property
-    def num_host_blocks(self) -> int: ...
     def execute(self, plan: SchedulerOutput) -> ModelOutput: ...
     def synchronize(self) -> None: ...
 
@@ -40,14 +37,15 @@ def warm_up_variants(runner: Runner, query_lens: Iterable[int], seq_lens: Iterab
     As `warm_up`; each length stands for steps that use the same kernels. Decodes that reach each of
     `seq_lens` follow.
     """
-    room = runner.layout.num_blocks * runner.layout.block_size
+    layout = runner.kv_cache.layout
+    room = layout.num_blocks * layout.block_size
     for length in query_lens:
         warm_up(runner, 1, min(length, room - 1))
-    warm_up(runner, len(_PARAMS), runner.layout.block_size)
+    warm_up(runner, len(_PARAMS), layout.block_size)
     for length in seq_lens:
         warm_up(runner, 1, 1, context=length - 1)
     pair = ((0, 0),)
-    swaps = pair if runner.num_host_blocks else ()
+    swaps = pair if runner.kv_cache.num_host_blocks else ()
     runner.execute(SchedulerOutput(0, (), (), (), pair, swap_out=swaps, swap_in=swaps))
 
 
@@ -58,7 +56,7 @@ def warm_up(runner: Runner, num_seqs: int, num_tokens: int, context: int = 0) ->
     what the runner has room for. The sequences differ in how they are sampled. Blocks are written
     from block 0 on, so no sequence may be running.
     """
-    limits, layout = runner.limits, runner.layout
+    limits, layout = runner.limits, runner.kv_cache.layout
     longest = max(1, min(num_tokens, limits.max_model_len - 1))
     blocks_each = _blocks_for(runner, longest + 1)
     count = min(num_seqs, limits.max_num_seqs, layout.num_blocks // blocks_each)
@@ -78,7 +76,7 @@ def _sequence(
     runner: Runner, place: int, first_block: int, num_tokens: int, context: int
 ) -> NewSequence:
     """One with room for a decode; a long context finds the same few blocks again and again."""
-    known, num_blocks = context + num_tokens, runner.layout.num_blocks
+    known, num_blocks = context + num_tokens, runner.kv_cache.layout.num_blocks
     blocks = range(first_block, first_block + _blocks_for(runner, known + 1))
     return NewSequence(
         seq_id=-1 - place,
@@ -94,7 +92,7 @@ def _sequence(
 
 def _blocks_for(runner: Runner, num_tokens: int) -> int:
     most = min(num_tokens, runner.limits.max_model_len)
-    return -(-most // runner.layout.block_size)
+    return -(-most // runner.kv_cache.layout.block_size)
 
 
 def measure_prefill(runner: Runner, num_tokens: int) -> float:
@@ -111,7 +109,8 @@ def measure_block_copy(runner: Runner) -> float:
 
     Blocks are written from block 0 on, so no sequence may be running.
     """
-    num_blocks = min(_MEASURED_BLOCKS, runner.layout.num_blocks, runner.num_host_blocks)
+    cache = runner.kv_cache
+    num_blocks = min(_MEASURED_BLOCKS, cache.layout.num_blocks, cache.num_host_blocks)
     pairs = tuple((block, block) for block in range(num_blocks))
     copies = SchedulerOutput(0, (), (), (), (), swap_out=pairs, swap_in=pairs)
     return _seconds(runner, lambda: runner.execute(copies)) / (2 * num_blocks)

@@ -38,7 +38,7 @@ class RunnerExecutor:
 
     @property
     def num_blocks(self) -> int:
-        return self.runner.layout.num_blocks
+        return self.kv_cache.layout.num_blocks
 
     def execute_model(self, plan: SchedulerOutput) -> ModelOutput:
         self.plans.append(plan)

@@ -276,7 +276,7 @@ def test_a_gpu_is_measured_on_a_prompt_that_fills_it_once_all_is_compiled(
 def test_what_a_gpu_held_is_given_back(random_llama_dir: Path, gpu: FakeStream) -> None:
     executor = make_executor(random_llama_dir, **GPU_SIZES)
     runner = executor._runner
-    held = [weakref.ref(part) for part in (runner, runner._step._model, runner._kv_cache)]
+    held = [weakref.ref(part) for part in (runner, runner._step._model, runner.kv_cache)]
     del runner
     executor.shutdown()
     assert [part() for part in held] == [None] * 3

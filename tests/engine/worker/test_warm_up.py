@@ -7,6 +7,7 @@ from octavo.engine.attention.metadata import KVCacheLayout
 from octavo.engine.core.model_output import ModelOutput
 from octavo.engine.core.scheduler_output import SchedulerOutput
 from octavo.engine.worker import warm_up
+from octavo.engine.worker.kv_cache import KVCache
 from octavo.engine.worker.language_model import RunnerLimits
 from octavo.engine.worker.warm_up import measure_prefill
 
@@ -14,11 +15,10 @@ from octavo.engine.worker.warm_up import measure_prefill
 class TimedRunner:
     """A step takes `fixed` seconds, and `per_token` for each of its tokens."""
 
-    num_host_blocks = 0
-
     def __init__(self, fixed: float, per_token: float, max_model_len: int = 5000) -> None:
         self.limits = RunnerLimits(8, max_model_len, 100, ())
-        self.layout = KVCacheLayout(400, 1, 16, 8, torch.float32)
+        layout = KVCacheLayout(400, 1, 16, 8, torch.float32)
+        self.kv_cache = KVCache(layout, 1, torch.device("cpu"))
         self.fixed, self.per_token = fixed, per_token
         self.now = 0.0
         self.longest = 0
