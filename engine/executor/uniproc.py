@@ -55,6 +55,9 @@ _SPARED_SHARE = 0.1
 
 _logger = logging.getLogger(__name__)
 
+_lost: list[ModelRunner | DeviceRunner] = []
+"""Runners of devices that failed."""
+
 
 class UniprocExecutor:
     """Loads the model, sizes the cache and runs steps."""
@@ -189,6 +192,11 @@ class UniprocExecutor:
         """Gives up the model and the cache."""
         ops.watch_compilations(None)
         self._launch = None
+        try:
+            self._runner.synchronize()
+        except torch.AcceleratorError:
+            # To free what a lost device holds ends the process, which has yet to say what happened.
+            _lost.append(self._runner)
         del self._runner
 
 

@@ -3,6 +3,7 @@
 All that the runner asks of CUDA goes through here, so that a stand-in can take its place.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,6 +17,9 @@ Work = Callable[[], None]
 
 _SLOTS = 3
 """Pinned buffers in rotation: one is filled while the device may still read the two before."""
+
+_KEPT_DOWNLOADS = 4
+"""More than are under way at a time."""
 
 
 class Download(Protocol):
@@ -100,6 +104,9 @@ class CudaStream:
         self.device = device
         self._copy_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._staging = StagingSlots(_pinned_slot)
+        # To free pinned memory asks the device, and where that is lost it ends the process, before
+        # anybody is told. So the last results go when new ones come.
+        self._kept: deque[list[Tensor]] = deque(maxlen=_KEPT_DOWNLOADS)
 
     def upload(self, words: NDArray[np.int64], into: Tensor) -> Tensor:
         """See `DeviceStream`; waits only where all buffers are still being read."""
@@ -130,6 +137,7 @@ class CudaStream:
             # Blocking: a host that spins would take a core from the event loop.
             done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             done.record(self._copy_stream)
+        self._kept.append(copies)
         return _CudaDownload(copies, done)
 
     def new_pool(self) -> Any:  # noqa: ANN401

@@ -282,6 +282,21 @@ def test_what_a_gpu_held_is_given_back(random_llama_dir: Path, gpu: FakeStream) 
     assert [part() for part in held] == [None] * 3
 
 
+def test_nothing_is_given_back_to_a_gpu_that_is_lost(
+    random_llama_dir: Path, gpu: FakeStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    lost: list[object] = []
+    monkeypatch.setattr(uniproc, "_lost", lost)
+    executor = make_executor(random_llama_dir, **GPU_SIZES)
+    runner = executor._runner
+    monkeypatch.setattr(gpu, "synchronize", fail)
+    executor.shutdown()
+    assert lost == [runner]
+
+
 def test_f17_a_gpu_that_is_full_at_the_warm_up_names_a_cache_that_fits(
     random_llama_dir: Path, gpu: FakeStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
