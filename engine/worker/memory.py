@@ -48,12 +48,31 @@ class CacheSize:
     max_model_len: int
 
 
-def resolve_device(name: str) -> torch.device:
-    """The device for `name` (auto, cpu or cuda); ConfigurationError when it is not there."""
-    available = torch.cuda.is_available()
-    if name == "cuda" and not available:
-        raise ConfigurationError("--device cuda: no usable GPU was found; use --device cpu")
-    return torch.device("cuda" if available and name != "cpu" else "cpu")
+def resolve_device(name: str, driver: Path = Path("/proc/driver/nvidia")) -> torch.device:
+    """The device for `name` (auto, cpu or cuda); ConfigurationError when it is not there.
+
+    `driver` is where Linux shows a driver for GPUs of NVIDIA.
+    """
+    if name == "cpu":
+        return torch.device("cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    if name == "cuda":
+        raise ConfigurationError(
+            f"--device cuda: no usable GPU was found ({_why_no_gpu()}); use --device cpu"
+        )
+    if driver.exists():
+        _logger.warning("there is a GPU, but the CPU serves: %s", _why_no_gpu())
+    return torch.device("cpu")
+
+
+def _why_no_gpu() -> str:
+    """What torch says, as of a driver that is too old for it."""
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (AssertionError, RuntimeError) as error:
+        return " ".join(str(error).split())
+    return "torch sees no device"
 
 
 def resolve_dtype(wanted: DType, model_config: ModelConfig) -> torch.dtype:

@@ -75,6 +75,24 @@ def test_device_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         memory.resolve_device("cuda")
 
 
+def test_a_gpu_that_torch_cannot_use_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("The NVIDIA driver on your system is\ntoo old")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", fail)
+    with caplog.at_level(logging.WARNING):
+        assert memory.resolve_device("auto", driver=tmp_path / "none") == CPU
+    assert not caplog.text
+    with caplog.at_level(logging.WARNING):
+        assert memory.resolve_device("auto", driver=tmp_path) == CPU
+    assert "your system is too old" in caplog.text
+    with pytest.raises(ConfigurationError, match="your system is too old"):
+        memory.resolve_device("cuda")
+
+
 def test_f17_a_cache_in_fp8_needs_a_gpu_that_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
     fp8, auto = (CacheConfig(kv_cache_dtype=name) for name in ("fp8", "auto"))
     assert memory.resolve_cache_dtype(auto, torch.bfloat16, CPU) == torch.bfloat16
