@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.kernels.triton.host import FLOATS, check, check_rows_dense
+from octavo.kernels.triton.host import FLOATS, ceil_div, check, check_rows_dense
 
 _TILE = 1024
 
@@ -47,12 +47,12 @@ def gelu_and_mul(gate_up: Tensor, tanh: bool) -> Tensor:
 
 
 def _gated(gate_up: Tensor, kind: str) -> Tensor:
-    check(gate_up.dim() == 2 and gate_up.shape[1] % 2 == 0, f"gate and up are {gate_up.shape}")
-    check(gate_up.dtype in FLOATS, f"activation of {gate_up.dtype}")
+    check(gate_up.dim() == 2 and gate_up.shape[1] % 2 == 0, "gate and up are {}", gate_up.shape)
+    check(gate_up.dtype in FLOATS, "activation of {}", gate_up.dtype)
     check_rows_dense("gate_up", gate_up)
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, size), dtype=gate_up.dtype, device=gate_up.device)
-    _gated_kernel[(rows, triton.cdiv(size, _TILE))](
+    _gated_kernel[(rows, ceil_div(size, _TILE))](
         gate_up, out, gate_up.stride(0), SIZE=size, TILE=_TILE, KIND=kind, num_warps=4
     )
     return out

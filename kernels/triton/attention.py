@@ -62,23 +62,25 @@ def scaled_paged_attention(
 
 
 def _check(q: Tensor, cache: PagedCache, batch: PagedBatch, window: int | None) -> None:
-    check(q.dim() == 3, f"q must be [T, Hq, D], not {tuple(q.shape)}")
-    check(q.dtype in FLOATS, f"attention of {q.dtype}")
+    check(q.dim() == 3, "q must be [T, Hq, D], not {}", tuple(q.shape))
+    check(q.dtype in FLOATS, "attention of {}", q.dtype)
     check_rows_dense("q", q)
     check_cache(cache.key, cache.value)
     check_cache_dtype(cache.key, q.dtype)
     _, heads, head_dim = q.shape
     _, kv_heads, _, cache_dim = cache.key.shape
-    check(head_dim <= MAX_HEAD_SIZE, f"head size {head_dim} is above {MAX_HEAD_SIZE}")
-    check(cache_dim == head_dim, f"head size {head_dim} over a cache of {cache_dim}")
-    check(heads % kv_heads == 0, f"{heads} query heads do not divide over {kv_heads} KV heads")
-    check(window is None or window > 0, f"a window of {window} tokens")
+    check(head_dim <= MAX_HEAD_SIZE, "head size {} is above {}", head_dim, MAX_HEAD_SIZE)
+    check(cache_dim == head_dim, "head size {} over a cache of {}", head_dim, cache_dim)
+    check(heads % kv_heads == 0, "{} query heads do not divide over {} KV heads", heads, kv_heads)
+    check(window is None or window > 0, "a window of {} tokens", window)
     sequences = batch.seq_lens.shape[0]
     check(
         batch.block_tables.shape[0] == sequences
         and batch.query_start_loc.shape == (sequences + 1,),
-        f"{sequences} lengths, tables {tuple(batch.block_tables.shape)}, "
-        f"query starts {tuple(batch.query_start_loc.shape)}",
+        "{} lengths, tables {}, query starts {}",
+        sequences,
+        tuple(batch.block_tables.shape),
+        tuple(batch.query_start_loc.shape),
     )
     index = (batch.block_tables, batch.seq_lens, batch.query_start_loc)
     check(all(x.dtype == torch.int32 for x in index), "tables, lengths and starts must be int32")
@@ -87,4 +89,4 @@ def _check(q: Tensor, cache: PagedCache, batch: PagedBatch, window: int | None) 
     for scale in (cache.key_scale, cache.value_scale):
         if scale is not None:
             valid = scale.dtype == torch.float32 and scale.shape == (kv_heads,)
-            check(valid, f"cache scales must be float32 [{kv_heads}]")
+            check(valid, "cache scales must be float32 [{}]", kv_heads)

@@ -185,7 +185,7 @@ def find_cutoff(logits: Tensor, rows: Tensor, filters: SamplingFilters) -> Cutof
     The twin adds up in float64, this in float32: where a mass meets top_p to within 1e-6 they may
     differ by the token on the border.
     """
-    check(logits.dim() == 2 and logits.dtype == torch.float32, f"{logits.shape} {logits.dtype}")
+    check(logits.dim() == 2 and logits.dtype == torch.float32, "{} {}", logits.shape, logits.dtype)
     check_rows_dense("logits", logits)
     count = rows.shape[0]
     expected = {
@@ -196,7 +196,7 @@ def find_cutoff(logits: Tensor, rows: Tensor, filters: SamplingFilters) -> Cutof
         "top_p": (filters.top_p, torch.float64),
     }
     for name, (x, dtype) in expected.items():
-        check(x.shape == (count,) and x.dtype == dtype, f"{name} must be {dtype} [{count}]")
+        check(x.shape == (count,) and x.dtype == dtype, "{} must be {} [{}]", name, dtype, count)
         check_rows_dense(name, x)
         check_same_device(logits, x)
     value = torch.empty(count, dtype=torch.float32, device=logits.device)

@@ -17,6 +17,7 @@ from torch import Tensor
 from octavo.kernels.attention_args import PagedBatch
 from octavo.kernels.cache_args import PagedCache
 from octavo.kernels.triton.attention_tile import LOG2_E, MIN_DOT, attend_tile
+from octavo.kernels.triton.host import ceil_div, power_of_2
 from octavo.kernels.triton.merge_splits import merge_splits
 from octavo.kernels.triton.tiles import Tiles, forced
 
@@ -161,14 +162,14 @@ def decode_attention(
     _, heads, head_dim = q.shape
     _, kv_heads, block_size, _ = cache.key.shape
     group = heads // kv_heads
-    splits = triton.next_power_of_2(triton.cdiv(batch.max_seq_len, SPLIT_TOKENS))
+    splits = power_of_2(ceil_div(batch.max_seq_len, SPLIT_TOKENS))
     acc = stats = out
     if splits > 1:
         # Never cleared: the merge reads only what a split has written.
         scratch = (sequences, heads, splits)
         acc = torch.empty((*scratch, head_dim), dtype=torch.float32, device=q.device)
         stats = torch.empty((*scratch, 2), dtype=torch.float32, device=q.device)
-    head_pad = max(MIN_DOT, triton.next_power_of_2(head_dim))
+    head_pad = max(MIN_DOT, power_of_2(head_dim))
     tiles = forced() or _tiles(q, head_pad, splits)
     _decode_kernel[(sequences, kv_heads, splits)](
         q,
@@ -194,7 +195,7 @@ def decode_attention(
         soft_cap or 0.0,
         window or 0,
         GROUP=group,
-        ROWS=max(tiles.rows, triton.next_power_of_2(group)),
+        ROWS=max(tiles.rows, power_of_2(group)),
         HEAD_DIM=head_dim,
         HEAD_PAD=head_pad,
         BLOCK_SIZE=block_size,

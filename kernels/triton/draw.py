@@ -10,7 +10,13 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.kernels.seeded_args import Cutoff, SeededDraws
-from octavo.kernels.triton.host import check, check_rows_dense, check_same_device
+from octavo.kernels.triton.host import (
+    ceil_div,
+    check,
+    check_rows_dense,
+    check_same_device,
+    power_of_2,
+)
 
 _TILE = 4096
 
@@ -94,7 +100,7 @@ def _pick_kernel(best_ptr, best_id_ptr, out_ptr, tiles, PAD: tl.constexpr):
 
 def draw_seeded(logits: Tensor, draws: SeededDraws, cutoff: Cutoff | None) -> Tensor:
     """See `octavo.kernels.reference.draw_seeded`."""
-    check(logits.dim() == 2 and logits.dtype == torch.float32, f"{logits.shape} {logits.dtype}")
+    check(logits.dim() == 2 and logits.dtype == torch.float32, "{} {}", logits.shape, logits.dtype)
     check_rows_dense("logits", logits)
     count = draws.rows.shape[0]
     expected = {
@@ -106,11 +112,11 @@ def draw_seeded(logits: Tensor, draws: SeededDraws, cutoff: Cutoff | None) -> Te
         expected["cutoff value"] = (cutoff.value, torch.float32)
         expected["cutoff id"] = (cutoff.last_id, torch.int32)
     for name, (x, dtype) in expected.items():
-        check(x.shape == (count,) and x.dtype == dtype, f"{name} must be {dtype} [{count}]")
+        check(x.shape == (count,) and x.dtype == dtype, "{} must be {} [{}]", name, dtype, count)
         check_rows_dense(name, x)
         check_same_device(logits, x)
     size = logits.shape[1]
-    tiles = triton.cdiv(size, _TILE)
+    tiles = ceil_div(size, _TILE)
     best = torch.empty((count, tiles), dtype=torch.float32, device=logits.device)
     best_ids = torch.empty((count, tiles), dtype=torch.int32, device=logits.device)
     out = torch.empty(count, dtype=torch.int64, device=logits.device)
@@ -129,7 +135,5 @@ def draw_seeded(logits: Tensor, draws: SeededDraws, cutoff: Cutoff | None) -> Te
         TILE=_TILE,
         num_warps=8,
     )
-    _pick_kernel[(count,)](
-        best, best_ids, out, tiles, PAD=max(32, triton.next_power_of_2(tiles)), num_warps=1
-    )
+    _pick_kernel[(count,)](best, best_ids, out, tiles, PAD=max(32, power_of_2(tiles)), num_warps=1)
     return out

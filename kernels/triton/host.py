@@ -65,33 +65,50 @@ def reads_fp8(device: torch.device) -> bool:
     return device_facts(device).reads_fp8
 
 
-def check(condition: bool, message: str) -> None:
-    """Raises ValueError with `message` unless the condition holds."""
+# Triton has both, but called on the host they take longer than a launch.
+def ceil_div(number: int, divisor: int) -> int:
+    """The quotient, rounded up."""
+    return -(-number // divisor)
+
+
+def power_of_2(number: int) -> int:
+    """The smallest power of two that is not below `number`."""
+    return 1 << (number - 1).bit_length()
+
+
+def check(condition: bool, message: str, *facts: object) -> None:
+    """Raises ValueError unless the condition holds; `facts` fill the braces of `message`."""
     if not condition:
-        raise ValueError(message)
+        # Not before: shapes as text take longer than all the rest of a launch.
+        raise ValueError(message.format(*facts))
 
 
 def check_same_device(*tensors: Tensor) -> None:
     """Raises ValueError unless all tensors are on one device."""
     devices = {tensor.device for tensor in tensors}
-    check(len(devices) == 1, f"tensors on several devices: {sorted(map(str, devices))}")
+    check(len(devices) == 1, "tensors on several devices: {}", devices)
 
 
 def check_rows_dense(name: str, x: Tensor) -> None:
     """Raises ValueError unless the last dimension of `x` is contiguous."""
     # torch gives a dimension of one entry any stride.
     dense = x.stride(-1) == 1 or x.shape[-1] <= 1
-    check(dense, f"{name}: the last dimension must be contiguous, not {x.stride()}")
+    check(dense, "{}: the last dimension must be contiguous, not {}", name, x.stride())
 
 
 def check_cache(key_cache: Tensor, value_cache: Tensor) -> None:
     """Raises ValueError unless both are [blocks, Hkv, block_size, D] with the same strides."""
-    check(key_cache.dim() == 4, f"the key cache must have 4 dimensions, not {key_cache.dim()}")
+    check(key_cache.dim() == 4, "the key cache must have 4 dimensions, not {}", key_cache.dim())
     same = key_cache.shape == value_cache.shape and key_cache.stride() == value_cache.stride()
     check(
         same and key_cache.dtype == value_cache.dtype,
-        f"key and value cache differ: {key_cache.shape} {key_cache.stride()} {key_cache.dtype} and "
-        f"{value_cache.shape} {value_cache.stride()} {value_cache.dtype}",
+        "key and value cache differ: {} {} {} and {} {} {}",
+        key_cache.shape,
+        key_cache.stride(),
+        key_cache.dtype,
+        value_cache.shape,
+        value_cache.stride(),
+        value_cache.dtype,
     )
     check_rows_dense("cache", key_cache)
     check_same_device(key_cache, value_cache)
@@ -99,9 +116,11 @@ def check_cache(key_cache: Tensor, value_cache: Tensor) -> None:
 
 def check_cache_dtype(cache: Tensor, dtype: torch.dtype) -> None:
     """Raises ValueError unless the cache has `dtype`, or fp8 on a device that reads it."""
-    check(cache.dtype in (dtype, FP8), f"a cache of {cache.dtype} under queries of {dtype}")
+    check(cache.dtype in (dtype, FP8), "a cache of {} under queries of {}", cache.dtype, dtype)
     facts = device_facts(cache.device)
     check(
         cache.dtype != FP8 or facts.reads_fp8,
-        f"{facts.name} has no e4m3 conversion (it needs sm_89 or later); use a {dtype} cache",
+        "{} has no e4m3 conversion (it needs sm_89 or later); use a {} cache",
+        facts.name,
+        dtype,
     )

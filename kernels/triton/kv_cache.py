@@ -12,10 +12,12 @@ from torch import Tensor
 from octavo.kernels.triton.host import (
     FLOATS,
     FP8,
+    ceil_div,
     check,
     check_cache,
     check_rows_dense,
     check_same_device,
+    power_of_2,
 )
 
 _COPY_TILE = 1024
@@ -103,15 +105,22 @@ def write_kv_cache(
     tokens, kv_heads, head_dim = k.shape
     _, cache_heads, block_size, cache_dim = key_cache.shape
     check(
-        k.shape == v.shape and k.dtype == v.dtype, f"k {k.shape} {k.dtype}, v {v.shape} {v.dtype}"
+        k.shape == v.shape and k.dtype == v.dtype,
+        "k {} {}, v {} {}",
+        k.shape,
+        k.dtype,
+        v.shape,
+        v.dtype,
     )
-    check((cache_heads, cache_dim) == (kv_heads, head_dim), f"k {k.shape}, cache {key_cache.shape}")
-    check(k.dtype in FLOATS and key_cache.dtype in (*FLOATS, FP8), f"a cache of {key_cache.dtype}")
+    check(
+        (cache_heads, cache_dim) == (kv_heads, head_dim), "k {}, cache {}", k.shape, key_cache.shape
+    )
+    check(k.dtype in FLOATS and key_cache.dtype in (*FLOATS, FP8), "a cache of {}", key_cache.dtype)
     check_rows_dense("k", k)
     check_rows_dense("v", v)
     check_slots(slot_mapping, tokens)
     check_same_device(k, v, key_cache, slot_mapping)
-    _write_kernel[(tokens, triton.cdiv(kv_heads, _HEADS))](
+    _write_kernel[(tokens, ceil_div(kv_heads, _HEADS))](
         k,
         v,
         key_cache,
@@ -127,7 +136,7 @@ def write_kv_cache(
         KV_HEADS=kv_heads,
         HEADS=_HEADS,
         HEAD_DIM=head_dim,
-        HEAD_PAD=triton.next_power_of_2(head_dim),
+        HEAD_PAD=power_of_2(head_dim),
         BLOCK_SIZE=block_size,
         num_warps=4,
     )
@@ -136,7 +145,7 @@ def write_kv_cache(
 def check_slots(slot_mapping: Tensor, tokens: int) -> None:
     """Raises ValueError unless `slot_mapping` is int64 [tokens]."""
     right = slot_mapping.shape == (tokens,) and slot_mapping.dtype == torch.int64
-    check(right, f"slots {tuple(slot_mapping.shape)} {slot_mapping.dtype} for {tokens} tokens")
+    check(right, "slots {} {} for {} tokens", tuple(slot_mapping.shape), slot_mapping.dtype, tokens)
     check_rows_dense("slot_mapping", slot_mapping)
 
 
@@ -168,12 +177,19 @@ def swap_blocks(source: Tensor, target: Tensor, source_ids: Tensor, target_ids: 
     reads and writes over the bus.
     """
     same = source.shape[1:] == target.shape[1:] and source.dtype == target.dtype
-    check(same, f"blocks {source.shape[1:]} {source.dtype} and {target.shape[1:]} {target.dtype}")
+    check(
+        same,
+        "blocks {} {} and {} {}",
+        source.shape[1:],
+        source.dtype,
+        target.shape[1:],
+        target.dtype,
+    )
     for cache in (source, target):
         check(cache[:1].is_contiguous(), "the blocks of a cache must be contiguous")
     for ids in (source_ids, target_ids):
         right = ids.dtype == torch.int64 and ids.shape == source_ids.shape
-        check(right, f"block ids {tuple(ids.shape)} {ids.dtype}")
+        check(right, "block ids {} {}", tuple(ids.shape), ids.dtype)
         check_rows_dense("block ids", ids)
     check_same_device(source_ids, target_ids)
     size = source[:1].numel()
@@ -181,7 +197,7 @@ def swap_blocks(source: Tensor, target: Tensor, source_ids: Tensor, target_ids: 
         return
     # Bits are moved, not numbers: NaN payloads stay, and e4m3 needs no support.
     words = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[source.dtype.itemsize]
-    _copy_kernel[(source_ids.shape[0], triton.cdiv(size, _COPY_TILE))](
+    _copy_kernel[(source_ids.shape[0], ceil_div(size, _COPY_TILE))](
         source.view(words),
         target.view(words),
         source_ids,

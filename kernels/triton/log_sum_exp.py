@@ -31,7 +31,7 @@ def _log_sum_exp_kernel(logits_ptr, out_ptr, size, logits_stride: tl.int64, TILE
 
 def log_sum_exp(logits: Tensor) -> Tensor:
     """See `octavo.kernels.reference.log_sum_exp`."""
-    check(logits.dim() == 2 and logits.dtype == torch.float32, f"{logits.shape} {logits.dtype}")
+    check(logits.dim() == 2 and logits.dtype == torch.float32, "{} {}", logits.shape, logits.dtype)
     check_rows_dense("logits", logits)
     rows, size = logits.shape
     out = torch.empty(rows, dtype=torch.float32, device=logits.device)

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.kernels.attention_args import PagedBatch
+from octavo.kernels.triton.host import power_of_2
 
 _TILE = 8
 
@@ -97,7 +98,7 @@ def merge_splits(
         out.stride(1),
         window or 0,
         HEAD_DIM=head_dim,
-        HEAD_PAD=triton.next_power_of_2(head_dim),
+        HEAD_PAD=power_of_2(head_dim),
         SPLIT=split_tokens,
         SPLITS=splits,
         TILE=_TILE,

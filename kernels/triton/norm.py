@@ -10,7 +10,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.kernels.triton.host import FLOATS, check, check_rows_dense, check_same_device
+from octavo.kernels.triton.host import (
+    FLOATS,
+    ceil_div,
+    check,
+    check_rows_dense,
+    check_same_device,
+    power_of_2,
+)
 
 _TILE_ELEMENTS = 1024
 
@@ -56,7 +63,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """See `octavo.kernels.ops.add_rms_norm`."""
     same = x.shape == residual.shape and x.dtype == residual.dtype
-    check(same, f"x {x.shape} {x.dtype}, residual {residual.shape} {residual.dtype}")
+    check(same, "x {} {}, residual {} {}", x.shape, x.dtype, residual.shape, residual.dtype)
     return _normalize(x, residual, weight, eps)
 
 
@@ -65,8 +72,8 @@ def _normalize(
 ) -> tuple[Tensor, Tensor]:
     """(norm, sum); without a residual the sum is x itself."""
     size = x.shape[-1]
-    check(x.dtype in FLOATS and weight.dtype == x.dtype, f"norm of {x.dtype} by {weight.dtype}")
-    check(weight.shape == (size,), f"a weight {tuple(weight.shape)} for rows of {size}")
+    check(x.dtype in FLOATS and weight.dtype == x.dtype, "norm of {} by {}", x.dtype, weight.dtype)
+    check(weight.shape == (size,), "a weight {} for rows of {}", tuple(weight.shape), size)
     check_rows_dense("weight", weight)
     rows = x.reshape(-1, size)
     check_rows_dense("x", rows)
@@ -77,9 +84,9 @@ def _normalize(
         check_rows_dense("residual", other)
         total = torch.empty_like(out)
     check_same_device(rows, other, weight)
-    pad = triton.next_power_of_2(size)
+    pad = power_of_2(size)
     per_program = max(1, _TILE_ELEMENTS // pad)
-    _rms_norm_kernel[(triton.cdiv(rows.shape[0], per_program),)](
+    _rms_norm_kernel[(ceil_div(rows.shape[0], per_program),)](
         rows,
         None if residual is None else other,
         weight,

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.kernels.seeded_args import Penalties, TokenCounts
-from octavo.kernels.triton.host import check, check_rows_dense, check_same_device
+from octavo.kernels.triton.host import ceil_div, check, check_rows_dense, check_same_device
 
 _TILE = 4096
 
@@ -61,25 +61,26 @@ def penalize(logits: Tensor, counts: TokenCounts, penalties: Penalties) -> None:
     """See `octavo.kernels.reference.penalize`."""
     rows, size = logits.shape
     vectors = (penalties.repetition, penalties.frequency, penalties.presence)
-    check(logits.dtype == torch.float32, f"logits of {logits.dtype}")
+    check(logits.dtype == torch.float32, "logits of {}", logits.dtype)
     entries = counts.outputs.shape[0]
-    words = (entries, triton.cdiv(size, 32))
-    check(counts.prompt_bits.shape == words, f"prompt bits must be {words}")
-    check(counts.outputs.shape[1] == size, f"output counts must be of {size} ids")
+    words = (entries, ceil_div(size, 32))
+    check(counts.prompt_bits.shape == words, "prompt bits must be {}", words)
+    check(counts.outputs.shape[1] == size, "output counts must be of {} ids", size)
     check(
         counts.rows.shape == (rows,) and counts.rows.dtype == torch.int64,
-        f"rows of the counts must be int64 [{rows}]",
+        "rows of the counts must be int64 [{}]",
+        rows,
     )
     check(counts.prompt_bits.dtype == torch.int32, "prompt bits must be int32")
     check(counts.outputs.dtype == torch.int16, "output counts must be int16")
     for vector in vectors:
         right = vector.shape == (rows,) and vector.dtype == torch.float32
-        check(right, f"penalties must be float32 [{rows}]")
+        check(right, "penalties must be float32 [{}]", rows)
     for name, x in (("logits", logits), ("bits", counts.prompt_bits), ("counts", counts.outputs)):
         check_rows_dense(name, x)
     check_rows_dense("rows of the counts", counts.rows)
     check_same_device(logits, counts.rows, counts.prompt_bits, counts.outputs, *vectors)
-    _penalize_kernel[(rows, triton.cdiv(size, _TILE))](
+    _penalize_kernel[(rows, ceil_div(size, _TILE))](
         logits,
         counts.rows,
         counts.prompt_bits,

@@ -20,7 +20,7 @@ from torch import Tensor
 from octavo.kernels.attention_args import PagedBatch
 from octavo.kernels.cache_args import PagedCache
 from octavo.kernels.triton.attention_tile import LOG2_E, MIN_DOT, attend_tile
-from octavo.kernels.triton.host import device_facts
+from octavo.kernels.triton.host import device_facts, power_of_2
 from octavo.kernels.triton.tiles import Tiles, forced
 
 
@@ -189,9 +189,9 @@ def prefill_attention(
     num_tokens, heads, head_dim = q.shape
     _, kv_heads, block_size, _ = cache.key.shape
     group = heads // kv_heads
-    head_pad = max(MIN_DOT, triton.next_power_of_2(head_dim))
+    head_pad = max(MIN_DOT, power_of_2(head_dim))
     tiles = forced() or _tiles(q, cache.key, head_pad, group, batch.max_query_len)
-    rows = max(tiles.rows, triton.next_power_of_2(group))
+    rows = max(tiles.rows, power_of_2(group))
     _prefill_kernel[(num_tokens // (rows // group) + sequences, kv_heads)](
         q,
         cache.key,

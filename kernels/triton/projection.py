@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.kernels.reference.projection import PlainWeight, embedding, pack_linear
-from octavo.kernels.triton.host import check, check_rows_dense, check_same_device
+from octavo.kernels.triton.host import ceil_div, check, check_rows_dense, check_same_device
 
 __all__ = ["embedding", "linear", "linear_in_slices", "pack_linear", "skinny_linear"]
 
@@ -92,14 +92,14 @@ def skinny_linear(x: Tensor, packed: PlainWeight) -> Tensor:
     """As `linear` for x [T, K] with 1 <= T <= 16."""
     rows, depth = x.shape
     columns = packed.weight.shape[0]
-    check(1 <= rows <= _ROWS, f"{rows} rows; the kernel takes 1 to {_ROWS}")
-    check(packed.weight.shape[1] == depth, f"x {x.shape}, weight {packed.weight.shape}")
-    check(packed.weight.dtype == x.dtype, f"x {x.dtype}, weight {packed.weight.dtype}")
+    check(1 <= rows <= _ROWS, "{} rows; the kernel takes 1 to {}", rows, _ROWS)
+    check(packed.weight.shape[1] == depth, "x {}, weight {}", x.shape, packed.weight.shape)
+    check(packed.weight.dtype == x.dtype, "x {}, weight {}", x.dtype, packed.weight.dtype)
     check_rows_dense("x", x)
     check_rows_dense("weight", packed.weight)
     check_same_device(x, packed.weight)
     out = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
-    _skinny_kernel[(triton.cdiv(columns, _COLUMNS),)](
+    _skinny_kernel[(ceil_div(columns, _COLUMNS),)](
         x,
         packed.weight,
         packed.bias,

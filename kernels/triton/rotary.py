@@ -16,11 +16,13 @@ from octavo.kernels.cache_args import PagedCache
 from octavo.kernels.rotary_args import HeadNorm, Rotation
 from octavo.kernels.triton.host import (
     FLOATS,
+    ceil_div,
     check,
     check_cache,
     check_cache_dtype,
     check_rows_dense,
     check_same_device,
+    power_of_2,
 )
 from octavo.kernels.triton.kv_cache import check_slots, store_heads
 
@@ -172,10 +174,15 @@ def rotate_and_cache(
     check_cache(cache.key, cache.value)
     check_cache_dtype(cache.key, k.dtype)
     check(
-        k.shape == v.shape and k.dtype == v.dtype, f"k {k.shape} {k.dtype}, v {v.shape} {v.dtype}"
+        k.shape == v.shape and k.dtype == v.dtype,
+        "k {} {}, v {} {}",
+        k.shape,
+        k.dtype,
+        v.shape,
+        v.dtype,
     )
     fits = (cache.key.shape[1], cache.key.shape[3]) == k.shape[1:]
-    check(fits, f"k {tuple(k.shape)} for a cache {tuple(cache.key.shape)}")
+    check(fits, "k {} for a cache {}", tuple(k.shape), tuple(cache.key.shape))
     check_rows_dense("v", v)
     check_slots(slot_mapping, k.shape[0])
     check_same_device(q, v, cache.key, slot_mapping)
@@ -194,11 +201,11 @@ def _launch(
     tokens, q_heads, head_dim = q.shape
     kv_heads = k.shape[1]
     rotary = rotation.cos_sin.shape[1]
-    check(q.dtype in FLOATS and k.dtype == q.dtype, f"q {q.dtype}, k {k.dtype}")
-    check(k.shape == (tokens, kv_heads, head_dim), f"q {tuple(q.shape)}, k {tuple(k.shape)}")
-    check(rotary % 2 == 0 and rotary <= head_dim, f"{rotary} rotated of {head_dim} components")
-    check(rotation.cos_sin.dtype == torch.float32, f"a table of {rotation.cos_sin.dtype}")
-    check(rotation.positions.shape == (tokens,), f"positions {tuple(rotation.positions.shape)}")
+    check(q.dtype in FLOATS and k.dtype == q.dtype, "q {}, k {}", q.dtype, k.dtype)
+    check(k.shape == (tokens, kv_heads, head_dim), "q {}, k {}", tuple(q.shape), tuple(k.shape))
+    check(rotary % 2 == 0 and rotary <= head_dim, "{} rotated of {} components", rotary, head_dim)
+    check(rotation.cos_sin.dtype == torch.float32, "a table of {}", rotation.cos_sin.dtype)
+    check(rotation.positions.shape == (tokens,), "positions {}", tuple(rotation.positions.shape))
     for name, x in (("q", q), ("k", k), ("table", rotation.cos_sin)):
         check_rows_dense(name, x)
     check_rows_dense("positions", rotation.positions)
@@ -206,10 +213,10 @@ def _launch(
     if norm is not None:
         for weight in (norm.q_weight, norm.k_weight):
             right = weight.shape == (head_dim,) and weight.dtype == q.dtype
-            check(right, f"norm weights must be {q.dtype} [{head_dim}]")
+            check(right, "norm weights must be {} [{}]", q.dtype, head_dim)
             check_rows_dense("norm weight", weight)
     q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    q_tiles, kv_tiles = triton.cdiv(q_heads, _HEADS), triton.cdiv(kv_heads, _HEADS)
+    q_tiles, kv_tiles = ceil_div(q_heads, _HEADS), ceil_div(kv_heads, _HEADS)
     strides = (0, 0, 0) if cache is None else cache.key.stride()[:3]
     _rotary_kernel[(tokens, q_tiles + (kv_tiles if v is None else 2 * kv_tiles))](
         q,
@@ -239,7 +246,7 @@ def _launch(
         KV_HEADS=kv_heads,
         HEADS=_HEADS,
         HEAD_DIM=head_dim,
-        HEAD_PAD=triton.next_power_of_2(head_dim),
+        HEAD_PAD=power_of_2(head_dim),
         ROTARY=rotary,
         BLOCK_SIZE=1 if cache is None else cache.key.shape[2],
         num_warps=4,
