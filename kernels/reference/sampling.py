@@ -21,7 +21,7 @@ _BLOCK = 256
 # Filtered draws look at this many best tokens, and at all for the rows that keep more of them.
 _PREFIX = 1024
 # Most logits per slice of draws, which bounds the temporaries: on CPU they should fit its caches.
-_SLICE_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 24}
+_CPU_SLICE, _GPU_SLICE = 1 << 18, 1 << 24
 
 
 def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,7 +81,18 @@ def score_tokens(logits: Tensor, token_ids: Tensor, num_top: int) -> ScoredToken
 def score_with_total(
     logits: Tensor, total: Tensor, token_ids: Tensor, num_top: int
 ) -> ScoredTokens:
-    """See `octavo.kernels.ops.score_on_device`; `total` fp32 [N] is the log-sum-exp of each row.
+    """See `octavo.kernels.ops.score_on_device`; `total` fp32 [N] is the log-sum-exp of each row."""
+    parts = [
+        _score_with_keys(logits[part], total[part], token_ids[part], num_top)
+        for part in _slices(logits.shape[0], logits)
+    ]
+    return ScoredTokens(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def _score_with_keys(
+    logits: Tensor, total: Tensor, token_ids: Tensor, num_top: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The fields of ScoredTokens.
 
     The order of logits and, among equals, of ids is that of one 64-bit key, so that a plain top-k
     finds the best ones.
@@ -94,7 +105,7 @@ def score_with_total(
     chosen = token_ids.unsqueeze(1)
     ranks = 1 + (keys > keys.gather(1, chosen)).sum(-1)
     top_ids = width - (keys.topk(min(num_top, width), dim=-1).values & 0xFFFFFFFF)
-    return ScoredTokens(
+    return (
         logits.gather(1, chosen).squeeze(1) - total,
         ranks,
         top_ids,
@@ -103,7 +114,8 @@ def score_with_total(
 
 
 def _slices(count: int, logits: Tensor) -> list[slice]:
-    size = max(1, _SLICE_ELEMENTS[logits.device.type] // logits.shape[1])
+    most = _CPU_SLICE if logits.is_cpu else _GPU_SLICE
+    size = max(1, most // logits.shape[1])
     return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
 

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from octavo.kernels import ops
+from octavo.kernels.reference import sampling
 from octavo.kernels.sampling_args import SamplingFilters
 
 
@@ -195,3 +196,20 @@ def test_scores_without_alternatives_or_with_more_than_the_vocabulary() -> None:
     scored = ops.score_tokens(logits, torch.tensor([2]), 20)
     assert scored.top_ids.tolist() == [[1, 2, 0]]
     assert scored.ranks.tolist() == [2]
+
+
+@pytest.mark.parametrize("slice_elements", [1, 2 * 700, 10**6])
+def test_scores_on_a_device_do_not_depend_on_the_slices(
+    monkeypatch: pytest.MonkeyPatch, slice_elements: int
+) -> None:
+    monkeypatch.setattr(sampling, "_CPU_SLICE", slice_elements)
+    generator = torch.Generator().manual_seed(3)
+    # Coarse values, so that some are equal.
+    logits = torch.randn(5, 700, generator=generator).mul(4).round().div(4)
+    token_ids = torch.tensor([0, 699, 5, 17, 300])
+    wanted = ops.score_tokens(logits, token_ids, 6)
+    scored = ops.score_on_device(logits, token_ids, 6)
+    torch.testing.assert_close(scored.logprobs, wanted.logprobs)
+    torch.testing.assert_close(scored.top_logprobs, wanted.top_logprobs)
+    assert torch.equal(scored.ranks, wanted.ranks)
+    assert torch.equal(scored.top_ids, wanted.top_ids)
