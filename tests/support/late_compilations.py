@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from host_copies import NoHostCopies
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -84,7 +85,8 @@ class DirectStream:
         pass
 
     def capture(self, work: Callable[[], None], pool: None) -> Callable[[], None]:
-        work()
+        with NoHostCopies():
+            work()
         return lambda: None  # a recording launches nothing anew
 
     def synchronize(self) -> None:
@@ -124,7 +126,9 @@ def facts(family: str) -> ModelConfig:
         num_kv_heads=2,
         head_dim=64,
         rms_norm_eps=1e-5,
-        rope=RopeConfig(rotary_dim=64),
+        rope=RopeConfig(
+            rope_type="dynamic", rotary_dim=64, factor=4.0, original_max_position_embeddings=4096
+        ),
         windows=((1024 if family == "mistral" else None),) * layers,
         max_model_len=MAX_MODEL_LEN,
         qk_norm=family == "qwen3",
