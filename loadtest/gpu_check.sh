@@ -11,12 +11,15 @@ export PYTHONSAFEPATH=1
 export PYTHONPATH="$root/.src:$extra${PYTHONPATH:+:$PYTHONPATH}"
 missing=$("$python" - <<'PROBE'
 from importlib.util import find_spec
-print(*[name for name in ("numba", "pydantic", "safetensors", "gguf", "jinja2") if find_spec(name) is None])
+print(*[name for name in ("numba", "pydantic", "safetensors", "jinja2") if find_spec(name) is None])
 PROBE
 )
 if [ -n "$missing" ]; then
     # shellcheck disable=SC2086  # several names
-    "$python" -m pip install --quiet --target "$extra" $missing
+    "$python" -m pip install --quiet --target "$extra" $missing || {
+        echo "missing: $missing; where there is no network, put them into $extra before" >&2
+        exit 2
+    }
 fi
 case " $* " in
 # Without a GPU the sweep over tiles runs in Triton's interpreter.
