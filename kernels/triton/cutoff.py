@@ -16,9 +16,14 @@ from torch import Tensor
 
 from octavo.kernels.sampling_args import SamplingFilters
 from octavo.kernels.seeded_args import Cutoff
-from octavo.kernels.triton.host import check, check_rows_dense, check_same_device
+from octavo.kernels.triton.host import (
+    check,
+    check_rows_dense,
+    check_same_device,
+    device_facts,
+)
 
-_TILE = 512
+_TILE = 1024
 """Tokens that are compared with all 16 pivots at once."""
 
 _WIDE_TILE = 4096
@@ -53,10 +58,12 @@ def _largest_key(row_ptr, size, top, temperature, target, MASS: tl.constexpr, TI
     for _ in range(8):
         pivots = key + digits.to(tl.uint32) * unit
         worths = tl.zeros((TILE, 16), tl.float32)
+        following = tl.load(row_ptr + columns, mask=columns < size, other=float("-inf"))
         for start in range(0, size, TILE):
-            logits = tl.load(
-                row_ptr + start + columns, mask=start + columns < size, other=float("-inf")
-            )
+            # On its way while this one is compared: a draw has the SM for itself, so that nothing
+            # else would hide the latency.
+            logits, ahead = following, start + TILE + columns
+            following = tl.load(row_ptr + ahead, mask=ahead < size, other=float("-inf"))
             above = _keys(logits)[:, None] >= pivots[None, :]
             worth = tl.where(logits > float("-inf"), 1.0, 0.0)
             if MASS:
@@ -214,6 +221,7 @@ def find_cutoff(logits: Tensor, rows: Tensor, filters: SamplingFilters) -> Cutof
         logits.stride(0),
         TILE=_TILE,
         WIDE=_WIDE_TILE,
-        num_warps=8,
+        # A thousand threads: warps of CDNA, which its 64 KiB tell from others, have 64 each.
+        num_warps=16 if device_facts(logits.device).shared_memory <= 64 * 1024 else 32,
     )
     return Cutoff(value, last_id)

@@ -29,6 +29,9 @@ from triton.runtime.driver import driver
 from octavo.kernels.triton.host import DeviceFacts, assume_device
 from octavo.kernels.triton.variants import VARIANTS, Variant
 
+_MOST_THREADS = 1024
+"""Of one program, on all GPUs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -164,9 +167,11 @@ class Row:
 
     @property
     def fits(self) -> bool:
-        """Whether shared memory suffices and, on the main path, nothing is spilled."""
-        room = TARGETS[self.target].facts.shared_memory
-        return self.used.shared <= room and (self.used.spills == 0 or self.variant.may_spill)
+        """Whether threads and shared memory suffice and, on the main path, nothing is spilled."""
+        target = TARGETS[self.target]
+        threads = self.launch.options["num_warps"] * target.gpu.warp_size
+        held = threads <= _MOST_THREADS and self.used.shared <= target.facts.shared_memory
+        return held and (self.used.spills == 0 or self.variant.may_spill)
 
     def __str__(self) -> str:
         options = f"{self.launch.options['num_warps']}/{self.launch.options['num_stages']}"

@@ -33,8 +33,10 @@ sys.exit(not rows or not all(row.fits for row in rows))
         ("prefill 128 bf16 e4m3;rotate, norm bf16 e4m3;rows bf16;cache bf16", "sm_90"),
         ("prefill 64 bf16 e4m3", "sm_90;sm_100"),
         ("sampling;skinny linear bf16", "sm_90"),
+        # Its warps have 64 threads.
+        ("sampling", "gfx942"),
     ],
-    ids=["main path", "small memory", "fp8 and small ops", "small fp8 heads", "sampling"],
+    ids=["main path", "small memory", "fp8 and small ops", "small fp8 heads", "sampling", "CDNA"],
 )
 def test_no_spills_and_enough_shared_memory(variants: str, targets: str) -> None:
     run = subprocess.run(
