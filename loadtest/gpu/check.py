@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from octavo.config.model import ModelConfig
 from octavo.loadtest.gpu.correctness import check_kernels
 from octavo.loadtest.gpu.models import measure_model
+from octavo.loadtest.gpu.rows import measure_rows
 from octavo.loadtest.gpu.shapes import DRY, GPU, Plan
 from octavo.loadtest.gpu.speed import measure_kernels
 from octavo.loadtest.gpu.sweep import Swept, sweep_tiles
@@ -64,7 +66,7 @@ def _check(plan: Plan, ceilings: Ceilings, checks: list[Any]) -> None:
 
 
 def _measure_kernels(plan: Plan, ceilings: Ceilings, figures: list[Any]) -> None:
-    for figure in measure_kernels(plan, ceilings):
+    for figure in chain(measure_kernels(plan, ceilings), measure_rows(plan, ceilings)):
         figures.append(figure._asdict())
         _say(
             f"{figure.name:<24} {figure.microseconds:>10.1f} us {figure.reached:>9.1f} "

@@ -41,7 +41,14 @@ def test_a_dry_run_checks_and_measures_everything(tmp_path: Path) -> None:
     assert peer["tokens_per_second"] > 0
     assert sum("fp8" in check["name"] for check in result["checks"]) > 5
     names = [figure["name"].strip() for figure in result["kernels"]]
-    for part in ("decode 3 x 40", "decode 3 x 40 fp8", "prefill 33", "linear 4"):
+    for part in (
+        "decode 3 x 40",
+        "decode 3 x 40 fp8",
+        "prefill 33",
+        "linear 4",
+        "norm 2",
+        "draw 2",
+    ):
         assert part in names
     for peer in ("torch SDPA 3 x 40", "torch SDPA 33", "torch flex 33", "torch linear 4"):
         assert peer in names
@@ -62,6 +69,7 @@ def test_tiles_that_a_device_cannot_hold_are_left_out_of_the_choice() -> None:
 def nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """The checks alone have something to do."""
     monkeypatch.setattr(check, "measure_kernels", lambda plan, ceilings: ())
+    monkeypatch.setattr(check, "measure_rows", lambda plan, ceilings: ())
     monkeypatch.setattr(check, "sweep_tiles", lambda plan, ceilings: ())
     figures = ModelFigures("model", 1, 2, 3.0, (), ())
     monkeypatch.setattr(check, "measure_model", lambda plan, facts, ceilings: figures)
