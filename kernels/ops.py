@@ -34,6 +34,7 @@ if torch.cuda.is_available():
     # Elsewhere Triton would only cost the time to import it.
     from octavo.kernels import triton
 
+    triton.use_writable_cache()
     _gpu = triton
     _watch = triton.watch_compilations
     _gpu_reads_fp8 = triton.reads_fp8

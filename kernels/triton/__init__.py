@@ -5,7 +5,7 @@ Every function has a twin of the same signature in `octavo.kernels.reference`.
 
 from octavo.kernels.triton.activation import gelu_and_mul, silu_and_mul
 from octavo.kernels.triton.attention import paged_attention, scaled_paged_attention
-from octavo.kernels.triton.compilations import watch_compilations
+from octavo.kernels.triton.compilations import use_writable_cache, watch_compilations
 from octavo.kernels.triton.cutoff import find_cutoff
 from octavo.kernels.triton.draw import draw_seeded
 from octavo.kernels.triton.host import reads_fp8
@@ -36,6 +36,7 @@ __all__ = [
     "scaled_paged_attention",
     "silu_and_mul",
     "swap_blocks",
+    "use_writable_cache",
     "watch_compilations",
     "write_kv_cache",
 ]
