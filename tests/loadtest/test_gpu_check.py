@@ -7,13 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from octavo.kernels.triton.tiles import Tiles
-from octavo.loadtest.gpu import check
+from octavo.loadtest.gpu import check, speed
 from octavo.loadtest.gpu.models import ModelFigures
 from octavo.loadtest.gpu.shapes import DRY
 from octavo.loadtest.gpu.speed import Figure
 from octavo.loadtest.gpu.sweep import Swept
+from octavo.loadtest.offline.ceilings import Ceilings
 
 SCRIPT = Path(__file__).parents[2] / "loadtest" / "gpu_check.sh"
 
@@ -96,3 +98,15 @@ def test_a_part_that_fails_is_told_and_costs_no_other(
     result = json.loads(output.read_text())
     assert "an illegal instruction" in result["failed"]["checks"]
     assert result["models"] and result["peers"]
+
+
+def test_a_peer_that_fails_costs_no_figure_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(speed, "_sdpa", fail)
+    monkeypatch.setattr(speed, "_flex", fail)
+    figures = list(speed.measure_kernels(DRY, Ceilings(1, 1.0, 1.0, 1.0, "float32")))
+    names = [figure.name for figure in figures]
+    assert "decode 1 x 40" in names and "prefill 33" in names and "linear 4" in names
+    assert not any("SDPA" in name or "flex" in name for name in names)
