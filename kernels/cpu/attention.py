@@ -281,7 +281,8 @@ def _attention_kernel(kind: int) -> Callable[[Any, Any], None]:
             lay_out(a, f, memory.ctypes.data)
             _load_queries(kind, in_pairs, a, f)
             item += 1
-            found = item < end_item and locate(a, following, item)
+            # The first of the next chunk too: most often it is this thread's.
+            follows = locate(a, following, item)
             here, end = first_key(a, f), load_i64(f, POSITION) + load_i64(f, TOKENS)
             while here < end:
                 count = min(SPAN, end - here)
@@ -295,7 +296,7 @@ def _attention_kernel(kind: int) -> Callable[[Any, Any], None]:
                 ahead, key = 0, 0
                 if here + count < end:
                     ahead, key = f, here + count
-                elif found:
+                elif follows:
                     ahead, key = following, first_key(a, following)
                 if in_pairs:
                     add_pairs(a, f, (here, count), (ahead, key))
@@ -303,6 +304,7 @@ def _attention_kernel(kind: int) -> Callable[[Any, Any], None]:
                     add_rows(kind, values_kind, a, f, (here, count), (ahead, key))
                 here += count
             _store_rows(kind, a, f)
+            found = follows and item < end_item
             f, following = following, f
         keep_alive(frame)
         keep_alive(memory)

@@ -29,11 +29,14 @@ from octavo.kernels.cpu.attention_item import (
     padded,
 )
 from octavo.kernels.cpu.compiled import inlined
+from octavo.kernels.cpu.few_rows import FEW_ROWS, add_few, score_few
 from octavo.kernels.cpu.intrinsics import load_i64, prefetch, store_i64
 from octavo.kernels.cpu.numbers import BF16, F32
 from octavo.kernels.cpu.processor import HAS_BF16_DOT, MAX_ROWS, PANEL
 from octavo.kernels.cpu.span_panels import KEYS_AT_ONCE, pair_values, transpose_keys
 from octavo.kernels.cpu.tile import BF16_ROWS, DOT_KEYS, DOT_ROWS, dot_tile, gemm_tile
+
+_PAIRS_AT_ONCE = KEYS_AT_ONCE // 2
 
 
 def multiplies_pairs(kind: int) -> bool:
@@ -70,6 +73,21 @@ def fetch_first_keys(code: int, a: int, f: int, key: int) -> None:
     block_size, key_bytes = load_i64(a, BLOCK_SIZE), load_i64(a, SIZE) * (4 if code == F32 else 2)
     for column in range(0, SPAN, block_size):
         _fetch_keys(a, f, key + column, block_size, key_bytes)
+
+
+@inlined
+def _fetch_share(
+    code: int, a: int, following: tuple[int, int], done: tuple[int, int], step: int
+) -> None:
+    """Have the next share of the span after this brought near, `step` keys or several times that.
+
+    `done` tells how many of this span's keys have been worked on, and how many it has.
+    """
+    f, first = following
+    here, count = done
+    key_bytes = load_i64(a, SIZE) * (4 if code == F32 else 2)
+    for key in range(here, SPAN, (count + step - 1) // step * step):
+        _fetch_keys(a, f, first + key, step, key_bytes)
 
 
 @inlined
@@ -130,7 +148,7 @@ def add_rows(
     while column < count:
         values = load_i64(a, VALUES) + cache_row(a, f, here + column) * size * item
         take = min(block_size - (here + column) % block_size, count - column)
-        _fetch_keys(a, following[0], following[1] + column, block_size, size * item)
+        _fetch_share(code, a, following, (column, count), block_size)
         for row in range(0, rows, MAX_ROWS):
             for part in range(0, size, PANEL):
                 gemm_tile(
@@ -173,11 +191,31 @@ def _find_rows(a: int, f: int, here: int, count: int, row_bytes: int) -> bool:
 
 
 @inlined
+def _score_few(a: int, f: int, count: int) -> None:
+    size = load_i64(a, SIZE)
+    for column in range(0, count, KEYS_AT_ONCE):
+        score_few(
+            load_i64(f, ROWS),
+            load_i64(f, QUERIES),
+            size * 2,
+            load_i64(a, KEYS),
+            load_i64(a, VALUES),
+            load_i64(f, OFFSETS) + 8 * column,
+            size // 2,
+            load_i64(f, SCORES) + 4 * column,
+            SCORE_BYTES,
+        )
+
+
+@inlined
 def score_pairs(a: int, f: int, here: int, count: int) -> bool:
     """As `score_rows`, from keys in panels."""
     size, rows, panel = load_i64(a, SIZE), load_i64(f, ROWS), load_i64(f, PANELS)
     if not _find_rows(a, f, here, count, 2 * size):
         return False
+    if rows <= FEW_ROWS and size % PANEL == 0:
+        _score_few(a, f, count)
+        return True
     for column in range(0, count, PANEL):
         for half in range(0, PANEL, KEYS_AT_ONCE):
             offsets = load_i64(f, OFFSETS) + 8 * (column + half)
@@ -203,15 +241,36 @@ def score_pairs(a: int, f: int, here: int, count: int) -> bool:
 
 
 @inlined
+def _add_few(a: int, f: int, count: int, following: tuple[int, int]) -> None:
+    rows, width, pairs = load_i64(f, ROWS), padded(load_i64(a, SIZE)), (count + 1) // 2
+    for pair in range(0, pairs, _PAIRS_AT_ONCE):
+        _fetch_share(BF16, a, following, (2 * pair, count), KEYS_AT_ONCE)
+        for part in range(width // PANEL):
+            add_few(
+                rows,
+                load_i64(f, WEIGHTS) + 4 * pair,
+                WEIGHT_BYTES,
+                load_i64(a, VALUES) + 2 * PANEL * part,
+                load_i64(f, OFFSETS) + 16 * pair,
+                min(_PAIRS_AT_ONCE, pairs - pair),
+                load_i64(f, SUMS) + 4 * PANEL * part,
+                width * 4,
+            )
+
+
+@inlined
 def add_pairs(a: int, f: int, span: tuple[int, int], following: tuple[int, int]) -> None:
     """As `add_rows`, from values in panels and weights in bfloat16."""
+    if load_i64(f, ROWS) <= FEW_ROWS:
+        _add_few(a, f, span[1], following)
+        return
     count = span[1]
     size, rows, panels = load_i64(a, SIZE), load_i64(f, ROWS), load_i64(f, PANELS)
     width = padded(size)
     pairs, parts, part_bytes = (count + 1) // 2, width // PANEL, SPAN // 2 * 4 * PANEL
     for pair in range(pairs):
-        if pair % (KEYS_AT_ONCE // 2) == 0:
-            _fetch_keys(a, following[0], following[1] + 2 * pair, KEYS_AT_ONCE, 2 * size)
+        if pair % _PAIRS_AT_ONCE == 0:
+            _fetch_share(BF16, a, following, (2 * pair, count), KEYS_AT_ONCE)
         offsets = load_i64(f, OFFSETS) + 16 * pair
         pair_values(load_i64(a, VALUES), offsets, parts, panels + pair * 4 * PANEL, part_bytes)
     for row in range(0, rows, MAX_ROWS):

@@ -25,7 +25,8 @@ def _whole(value: int) -> ir.Constant:
     return ir.Constant(_I64, value)
 
 
-def _rows_at(builder: Any, base: Any, offsets: Any, count: int) -> list[Any]:
+def rows_at(builder: Any, base: Any, offsets: Any, count: int) -> list[Any]:
+    """Addresses of rows, from `count` int64 offsets in bytes at address `offsets`."""
     return [
         builder.add(base, emit_load(builder, builder.add(offsets, _whole(8 * i)), _I64, 8))
         for i in range(count)
@@ -37,7 +38,7 @@ def _shuffled(builder: Any, first: Any, second: Any, lanes: list[int]) -> Any:
     return builder.shuffle_vector(first, second, mask)
 
 
-def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
+def emit_transposed(builder: Any, rows: list[Any]) -> list[Any]:
     """16 vectors of 16 words: in four rounds, bit by bit of a lane's number."""
     lanes = range(KEYS_AT_ONCE)
     for bit in (8, 4, 2, 1):
@@ -52,6 +53,14 @@ def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
     return rows
 
 
+def emit_pairs(builder: Any, first: Any, second: Any) -> list[Any]:
+    """Two rows of 32 side by side: the pairs of the first 16 components, then of the others."""
+    return [
+        _shuffled(builder, first, second, [x for i in range(at, at + 16) for x in (i, 32 + i)])
+        for at in (0, 16)
+    ]
+
+
 @intrinsic
 def transpose_keys(typingctx: Any, base: Any, offsets: Any, words: Any, target: Any) -> Typed:
     """16 keys, rows of `words` pairs, as one half of a panel [words, 32 keys] of pairs.
@@ -62,7 +71,7 @@ def transpose_keys(typingctx: Any, base: Any, offsets: Any, words: Any, target: 
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         base, offsets, words, target = args
-        keys = _rows_at(builder, base, offsets, KEYS_AT_ONCE)
+        keys = rows_at(builder, base, offsets, KEYS_AT_ONCE)
         before = builder.block
         loop = builder.append_basic_block("keys.loop")
         after = builder.append_basic_block("keys.after")
@@ -73,7 +82,7 @@ def transpose_keys(typingctx: Any, base: Any, offsets: Any, words: Any, target: 
         first.add_incoming(_whole(0), before)
         offset = builder.mul(first, _whole(4))
         rows = [emit_load(builder, builder.add(key, offset), _WORDS, 2) for key in keys]
-        for i, word in enumerate(_transposed(builder, rows)):
+        for i, word in enumerate(emit_transposed(builder, rows)):
             line = builder.mul(builder.add(first, _whole(i)), _whole(_PANEL_ROW_BYTES))
             place = pointer(builder, builder.add(target, line), _WORDS)
             builder.store(word, place).align = 4
@@ -97,7 +106,7 @@ def pair_values(
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         base, offsets, parts, target, part_bytes = args
-        rows = _rows_at(builder, base, offsets, 2)
+        rows = rows_at(builder, base, offsets, 2)
         before = builder.block
         loop = builder.append_basic_block("values.loop")
         after = builder.append_basic_block("values.after")
@@ -109,9 +118,7 @@ def pair_values(
         offset = builder.mul(part, _whole(64))
         first, second = (emit_load(builder, builder.add(row, offset), _ROW, 2) for row in rows)
         place = builder.add(target, builder.mul(part, part_bytes))
-        for half in (0, 1):
-            lanes = [lane for i in range(16 * half, 16 * half + 16) for lane in (i, 32 + i)]
-            pairs = _shuffled(builder, first, second, lanes)
+        for half, pairs in enumerate(emit_pairs(builder, first, second)):
             address = builder.add(place, _whole(64 * half))
             builder.store(pairs, pointer(builder, address, _ROW)).align = 4
         following = builder.add(part, _whole(1))

@@ -58,7 +58,7 @@ class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite has no types
         return hash(_BFloat)
 
 
-_PAIRS_OF_BF16 = ir.VectorType(_BFloat(), 2 * LANES)
+PAIRS_OF_BF16 = ir.VectorType(_BFloat(), 2 * LANES)
 
 
 def rows_code(kind: int) -> int:
@@ -66,7 +66,8 @@ def rows_code(kind: int) -> int:
     return BF16 if kind == BF16 and HAS_BF16_DOT else F32
 
 
-def _broadcast(builder: Any, address: Any, vector: ir.VectorType) -> Any:
+def broadcast(builder: Any, address: Any, vector: ir.VectorType) -> Any:
+    """The number at `address` in all lanes."""
     undefined = ir.Constant(vector, ir.Undefined)
     scalar = emit_load(builder, address, vector.element, 4)
     single = builder.insert_element(undefined, scalar, ir.Constant(_I32, 0))
@@ -99,9 +100,9 @@ def _emit_step(builder: Any, kind: int, w: Any, a_rows: list[Any], sums: list[An
     halves = [builder.add(w, ir.Constant(_I64, half * LANES * _STORED[kind])) for half in (0, 1)]
     if rows_code(kind) == BF16:
         name = "llvm.x86.avx512bf16.dpbf16ps.512"
-        combine = declared(builder, name, _VECTOR, [_VECTOR, _PAIRS_OF_BF16, _PAIRS_OF_BF16])
+        combine = declared(builder, name, _VECTOR, [_VECTOR, PAIRS_OF_BF16, PAIRS_OF_BF16])
         parts = [[emit_load(builder, half, _WORDS, 4)] for half in halves]
-        element, operand = _WORDS, _PAIRS_OF_BF16
+        element, operand = _WORDS, PAIRS_OF_BF16
     else:
         name = f"llvm.fma.v{LANES}f32"
         combine = declared(builder, name, _VECTOR, [_VECTOR] * 3)
@@ -111,7 +112,7 @@ def _emit_step(builder: Any, kind: int, w: Any, a_rows: list[Any], sums: list[An
     for k in range(len(parts[0])):
         for r, row in enumerate(a_rows):
             at = builder.add(row, ir.Constant(_I64, 4 * k))
-            number = builder.bitcast(_broadcast(builder, at, element), operand)
+            number = builder.bitcast(broadcast(builder, at, element), operand)
             for half in (0, 1):
                 place = half * len(a_rows) + r
                 weights = builder.bitcast(parts[half][k], operand)
@@ -121,7 +122,7 @@ def _emit_step(builder: Any, kind: int, w: Any, a_rows: list[Any], sums: list[An
 
 def _combined(builder: Any, combine: Any, total: Any, number: Any, weights: Any) -> Any:
     """total + number * weights; the dot product takes the total first."""
-    first = [total, number, weights] if weights.type == _PAIRS_OF_BF16 else [number, weights, total]
+    first = [total, number, weights] if weights.type == PAIRS_OF_BF16 else [number, weights, total]
     return builder.call(combine, first)
 
 
@@ -219,13 +220,13 @@ def gemm_tile(
             else:
                 emit_tile(builder, kind_value, count, args[3:], accumulate_value, fetches)
 
-        _emit_switch(builder, args[2], MAX_ROWS, emit)
+        emit_switch(builder, args[2], MAX_ROWS, emit)
         return context.get_dummy_value()
 
     return types.void(kind, accumulate, *[types.int64] * 10), codegen
 
 
-def _emit_switch(builder: Any, rows: Any, most: int, emit: Callable[[int], None]) -> None:
+def emit_switch(builder: Any, rows: Any, most: int, emit: Callable[[int], None]) -> None:
     """One variant of the code for each number of rows, 1 to `most`."""
     after = builder.append_basic_block("tile.after")
     variants = [builder.append_basic_block(f"tile.{n}") for n in range(1, most + 1)]
@@ -344,7 +345,7 @@ def dot_tile(
         def emit(count: int) -> None:
             _emit_dots(builder, kind.literal_value, count, args[2:])
 
-        _emit_switch(builder, args[1], DOT_ROWS, emit)
+        emit_switch(builder, args[1], DOT_ROWS, emit)
         return context.get_dummy_value()
 
     return types.void(kind, *[types.int64] * 8), codegen
