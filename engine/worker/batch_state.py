@@ -32,6 +32,7 @@ class BatchState:
     seeds, choices   int64 [R]     name the random stream
     num_candidates   int64 [R]     continuations wanted for a beam; 0 for what is no beam
     logprobs, prompt_logprobs  int64 [R]  alternatives wanted per token; -1 for nothing
+    plain            bool [R]      the best token is all that is wanted of the logits
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class BatchState:
         self.num_candidates = np.zeros(max_num_seqs, np.int64)
         self.logprobs = np.full(max_num_seqs, -1, np.int64)
         self.prompt_logprobs = np.full(max_num_seqs, -1, np.int64)
+        self.plain = np.zeros(max_num_seqs, np.bool_)
         self.adjustments: list[LogitAdjustments | None] = [None] * max_num_seqs
 
     @classmethod
@@ -124,6 +126,7 @@ class BatchState:
         self._set_params(row, sequence.params)
         self.num_candidates[row] = num_candidates
         self.adjustments[row] = adjustments
+        self.plain[row] = self.greedy[row] and adjustments is None and self.logprobs[row] < 0
         return row
 
     def remove(self, seq_id: int) -> None:

@@ -56,8 +56,10 @@ class ModelRunner:
         state.num_computed[step.rows] += step.num_tokens
         if not draws.seq_ids:
             return read
-        logits = self._model.compute_logits(hidden[batch.logits_indices])
-        return self._sample(logits, draws, read)
+        # Where every token draws, as in most steps, they are so in order.
+        if draws.rows.size < hidden.shape[0]:
+            hidden = hidden[batch.logits_indices]
+        return self._sample(self._model.compute_logits(hidden), draws, read)
 
     def _sample(self, logits: Tensor, draws: DrawBatch, read: ModelOutput) -> ModelOutput:
         """Adds the draws, and the candidates of beams, to what was read off the hidden states."""

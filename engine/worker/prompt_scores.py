@@ -27,7 +27,10 @@ def scored_places(state: BatchState, step: StepRows) -> NDArray[np.int64]:
     again behind its first output has reported it already.
     """
     rows = step.rows
-    wanted = (state.prompt_logprobs[rows] >= 0) & (state.choices[rows] == 0)
+    wanted = state.prompt_logprobs[rows] >= 0
+    if not wanted.any():
+        return np.empty(0, np.int64)
+    wanted &= state.choices[rows] == 0
     inside = step.first < state.num_prompt_tokens[rows] - 1
     return np.flatnonzero(wanted & inside & (state.num_output_tokens(rows) == 0))
 

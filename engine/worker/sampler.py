@@ -48,6 +48,8 @@ class Sampler:
         logits = logits[:, : self._vocab_size]
         best, best_ids = ops.argmax(logits)
         finite = np.isfinite(best.cpu().numpy())
+        if finite.all() and state.plain[draws.rows].all():
+            return Sampled(best_ids.cpu().numpy()[draws.logits_rows])
         # A row of NaN has no best tokens to report.
         wanted = (state.logprobs[draws.rows] >= 0) & finite
         scored = np.flatnonzero(wanted[draws.logits_rows])

@@ -29,8 +29,9 @@ from octavo.kernels.cpu.attention_item import (
     padded,
 )
 from octavo.kernels.cpu.compiled import inlined
+from octavo.kernels.cpu.fetch import fetch
 from octavo.kernels.cpu.few_rows import FEW_ROWS, add_few, score_few
-from octavo.kernels.cpu.intrinsics import load_i64, prefetch, store_i64
+from octavo.kernels.cpu.intrinsics import load_i64, store_i64
 from octavo.kernels.cpu.numbers import BF16, F32
 from octavo.kernels.cpu.processor import HAS_BF16_DOT, MAX_ROWS, PANEL
 from octavo.kernels.cpu.span_panels import KEYS_AT_ONCE, pair_values, transpose_keys
@@ -50,13 +51,6 @@ def rows_kind(kind: int) -> int:
 
 
 @inlined
-def _fetch(address: int, count: int) -> None:
-    """Have `count` bytes brought near while other work goes on."""
-    for offset in range(0, count, 64):
-        prefetch(address + offset)
-
-
-@inlined
 def _fetch_keys(a: int, f: int, key: int, count: int, key_bytes: int) -> None:
     """Have `count` keys from `key` brought near, of those in its block that the item reads."""
     if f == 0 or key >= load_i64(f, POSITION) + load_i64(f, TOKENS):
@@ -64,7 +58,7 @@ def _fetch_keys(a: int, f: int, key: int, count: int, key_bytes: int) -> None:
     row = cache_row(a, f, key)
     if row >= 0:
         in_block = load_i64(a, BLOCK_SIZE) - key % load_i64(a, BLOCK_SIZE)
-        _fetch(load_i64(a, KEYS) + row * key_bytes, min(count, in_block) * key_bytes)
+        fetch(load_i64(a, KEYS) + row * key_bytes, min(count, in_block) * key_bytes)
 
 
 @inlined
@@ -110,7 +104,7 @@ def score_rows(code: int, a: int, f: int, here: int, count: int) -> bool:
         for start in range(0, take, DOT_KEYS):
             # At the end of a block step back rather than read past it.
             key = min(start, in_block - DOT_KEYS)
-            _fetch(load_i64(a, VALUES) + (row_in_cache + key) * key_bytes, DOT_KEYS * key_bytes)
+            fetch(load_i64(a, VALUES) + (row_in_cache + key) * key_bytes, DOT_KEYS * key_bytes)
             for row in range(0, rows, DOT_ROWS):
                 dot_tile(
                     literally(code),
@@ -221,7 +215,7 @@ def score_pairs(a: int, f: int, here: int, count: int) -> bool:
             offsets = load_i64(f, OFFSETS) + 8 * (column + half)
             transpose_keys(load_i64(a, KEYS), offsets, size // 2, panel + 4 * half)
             for key in range(KEYS_AT_ONCE):
-                _fetch(load_i64(a, VALUES) + load_i64(offsets, key), 2 * size)
+                fetch(load_i64(a, VALUES) + load_i64(offsets, key), 2 * size)
         for row in range(0, rows, MAX_ROWS):
             gemm_tile(
                 BF16,

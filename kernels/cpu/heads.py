@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from octavo.kernels.cpu.compiled import Kernel, inlined
+from octavo.kernels.cpu.fetch import fetch
 from octavo.kernels.cpu.intrinsics import bits_to_f32, copy_bytes, keep_alive, load_i64
 from octavo.kernels.cpu.norm import normalize_row
 from octavo.kernels.cpu.numbers import F32, narrow_row, round_row, widen_row
@@ -49,13 +50,30 @@ def _prepare(a: int, source: int, target: int, row: int, norm: int, table: int) 
     narrow_row(code, row, target, size)
 
 
+@inlined
+def _cached_row(a: int, slot: int, head: int) -> int:
+    """Row of a KV head in the cache seen as [blocks * Hkv * block_size, D]."""
+    kv_heads, block_size = load_i64(a, _KV_HEADS), load_i64(a, _BLOCK_SIZE)
+    row: int = (slot // block_size * kv_heads + head) * block_size + slot % block_size
+    return row
+
+
+@inlined
+def _fetch_token(a: int, token: int, head_bytes: int) -> None:
+    """Have what a token reads and writes brought near."""
+    kv_heads = load_i64(a, _KV_HEADS)
+    token_bytes = (load_i64(a, _Q_HEADS) + 2 * kv_heads) * head_bytes
+    fetch(load_i64(a, _QKV) + token * token_bytes, token_bytes)
+    slot = load_i64(load_i64(a, _SLOTS), token)
+    for head in range(kv_heads):
+        offset = _cached_row(a, slot, head) * head_bytes
+        fetch(load_i64(a, _KEYS) + offset, head_bytes)
+        fetch(load_i64(a, _VALUES) + offset, head_bytes)
+
+
 def _heads_kernel(a: Any, chunk: Any) -> None:
     q_heads, kv_heads, size = load_i64(a, _Q_HEADS), load_i64(a, _KV_HEADS), load_i64(a, _SIZE)
-    code, per_chunk, block_size = (
-        load_i64(a, _CODE),
-        load_i64(a, _PER_CHUNK),
-        load_i64(a, _BLOCK_SIZE),
-    )
+    code, per_chunk = load_i64(a, _CODE), load_i64(a, _PER_CHUNK)
     head_bytes = size * (4 if code == F32 else 2)
     memory = np.empty(3 * size, np.float32)
     row = memory.ctypes.data
@@ -66,7 +84,10 @@ def _heads_kernel(a: Any, chunk: Any) -> None:
         widen_row(code, load_i64(a, _K_NORM), k_norm, size)
     else:
         q_norm, k_norm = 0, 0
-    for token in range(chunk * per_chunk, min((chunk + 1) * per_chunk, load_i64(a, _TOKENS))):
+    end = min((chunk + 1) * per_chunk, load_i64(a, _TOKENS))
+    for token in range(chunk * per_chunk, end):
+        if token + 1 < end:
+            _fetch_token(a, token + 1, head_bytes)
         position, slot = (
             load_i64(load_i64(a, _POSITIONS), token),
             load_i64(load_i64(a, _SLOTS), token),
@@ -84,7 +105,7 @@ def _heads_kernel(a: Any, chunk: Any) -> None:
             continue
         source += q_heads * head_bytes
         for head in range(kv_heads):
-            cached = (slot // block_size * kv_heads + head) * block_size + slot % block_size
+            cached = _cached_row(a, slot, head)
             offset = head * head_bytes
             key, value = load_i64(a, _KEYS), load_i64(a, _VALUES)
             _prepare(a, source + offset, key + cached * head_bytes, row, k_norm, table)

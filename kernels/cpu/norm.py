@@ -9,6 +9,7 @@ from torch import Tensor
 
 from octavo.kernels import reference
 from octavo.kernels.cpu.compiled import Kernel, inlined
+from octavo.kernels.cpu.fetch import fetch
 from octavo.kernels.cpu.intrinsics import (
     bits_to_f32,
     keep_alive,
@@ -28,7 +29,7 @@ from octavo.kernels.cpu.numbers import (
 )
 from octavo.kernels.cpu.pool import shared_pool
 
-CHUNK_ELEMENTS = 4096
+CHUNK_ELEMENTS = 2048
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -100,8 +101,13 @@ def _rms_norm_kernel(a: Any, chunk: Any) -> None:
     other = row + 4 * columns
     weight = other + 4 * columns
     widen_row(code, load_i64(a, 3), weight, columns)
-    for number in range(chunk * per_chunk, min((chunk + 1) * per_chunk, load_i64(a, 6))):
+    end = min((chunk + 1) * per_chunk, load_i64(a, 6))
+    for number in range(chunk * per_chunk, end):
         offset = number * row_bytes
+        if number + 1 < end:
+            fetch(load_i64(a, 0) + offset + row_bytes, row_bytes)
+            if residual != 0:
+                fetch(residual + offset + row_bytes, row_bytes)
         widen_row(code, load_i64(a, 0) + offset, row, columns)
         if residual != 0:
             widen_row(code, residual + offset, other, columns)

@@ -12,7 +12,7 @@ from octavo.kernels.cpu.intrinsics import keep_alive, load_f32, load_i64, store_
 from octavo.kernels.cpu.numbers import CODES, F32, narrow_row, token_rows, widen_row
 from octavo.kernels.cpu.pool import report, shared_pool
 
-CHUNK_ELEMENTS = 8192
+CHUNK_ELEMENTS = 4096
 
 
 def rotary_embedding(

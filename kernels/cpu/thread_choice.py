@@ -13,6 +13,8 @@ _TRIAL_STEPS = 6
 _LONGEST_TRIAL = 18
 # A way has to be so much faster to be changed to.
 _GAIN = 0.9
+# One step of a trial that takes so many times the usual ends it: those with prompts are long.
+_HOPELESS = 1.4
 # Steps from one trial to the next: often while things change, seldom while they stay.
 _FIRST_PAUSE, _LONGEST_PAUSE = 32, 512
 # Steps that take so many times the usual are worth a trial before its time.
@@ -70,7 +72,8 @@ class ThreadChoice:
         self._trial_left -= 1
         if usual is not None:
             self._trial.append(seconds / usual)
-        if sum(self._trial) >= _GAIN * _TRIAL_STEPS:
+        hopeless = usual is not None and seconds > _HOPELESS * usual
+        if hopeless or sum(self._trial) >= _GAIN * _TRIAL_STEPS:
             self.shares = not self.shares
             self._end_trial(min(2 * self._pause, _LONGEST_PAUSE))
         elif len(self._trial) == _TRIAL_STEPS:

@@ -98,5 +98,7 @@ def test_sizes_never_seen_before_end_a_trial_without_a_verdict() -> None:
 
 
 def test_a_hopeless_trial_ends_with_its_first_step() -> None:
-    machine = _Machine(lambda shares: 0.01 if shares else 0.144)
-    assert machine.run(1000) > 0.99
+    machine = _Machine(lambda shares: 0.2 if shares else 0.36)
+    shared = machine.run(1000) * 1000
+    # Trials after 32, 64, 128, 256 and 512 steps.
+    assert round(shared) == 1000 - 5
