@@ -122,7 +122,9 @@ def forward_batch(
     num_blocks = -(-max_seq_len // block_size)
 
     def to_device(array: NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(array).to(device, non_blocking=True)
+        tensor = torch.from_numpy(array)
+        # Even an operation that does nothing would give the GIL away.
+        return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
 
     attention = AttentionMetadata(
         slot_mapping=to_device(blocks * block_size + positions % block_size),

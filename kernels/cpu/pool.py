@@ -38,6 +38,7 @@ from octavo.kernels.cpu.intrinsics import (
     spin_pause,
     store_i64,
 )
+from octavo.kernels.cpu.placement import current_processor, leave_processor
 from octavo.kernels.cpu.thread_choice import ThreadChoice
 
 MAX_ARGUMENTS = 24
@@ -50,7 +51,7 @@ _OWNER = 64  # 1 while a job runs
 _SLEEPING = 128  # helpers that nobody has woken yet
 _WAITING = 192  # 1 while the caller sleeps until all chunks are done
 _STOP = 256
-_JOB = 320  # kernel, the address of its arguments, number of chunks
+_JOB = 320  # kernel, the address of its arguments, number of chunks, the caller's processor
 _THREADS = 384  # the caller included
 _WORK_SEMAPHORE = 448  # helpers sleep here
 _DONE_SEMAPHORE = 512  # the caller sleeps here
@@ -114,12 +115,21 @@ def _has_work(state: int) -> bool:
     return False
 
 
+@inlined
+def _leave_caller(state: int) -> None:
+    """To another processor than the caller's, while no chunk has been claimed."""
+    processor = current_processor()
+    if processor >= 0 and processor == load_i64(state + _JOB, 3):
+        leave_processor(processor)
+
+
 @compiled
 def _help(state: int, thread: int) -> None:
     """A helper's loop, until the pool is closed."""
     while atomic_load(state + _STOP) == 0:
         last = read_clock()
         while read_clock() - last < _SLEEP_AFTER:
+            _leave_caller(state)
             if _work(state, thread) > 0:
                 last = read_clock()
             spin_pause()
@@ -175,6 +185,7 @@ def _run_taken(state: int, first: int, function: int, chunks: int, arguments: in
     store_i64(state + _JOB, 0, function)
     store_i64(state + _JOB, 1, arguments)
     store_i64(state + _JOB, 2, chunks)
+    store_i64(state + _JOB, 3, current_processor())
     atomic_store(state + _DONE, 0)
     threads = load_i64(state + _THREADS, 0)
     for thread in range(threads):

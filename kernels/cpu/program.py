@@ -167,6 +167,7 @@ class Program:
         self._kept: list[Tensor | PackedWeight] = []
         self._hidden = 0
         self._linked: _Linked | None = None
+        self._following: Tensor | None = None  # the output of the next run, if it has the size
 
     def embedding(self, table: Tensor) -> Rows:
         """See `StepProgram.embedding`."""
@@ -266,8 +267,13 @@ class Program:
         """See `StepProgram.run`."""
         if self._linked is None:
             self._linked = _Linked(self._instructions, self._dtype)
-        out = torch.empty((step.input_ids.shape[0], self._hidden), dtype=self._dtype)
+        out, tokens = self._following, step.input_ids.shape[0]
+        if out is None or out.shape[0] != tokens:
+            out = torch.empty((tokens, self._hidden), dtype=self._dtype)
         self._linked.run(step, out)
+        # Operations of torch give the GIL away. Before a run that costs a turn, which the event
+        # loop takes for the results of the step before; now it has done with them.
+        self._following = torch.empty_like(out)
         return out
 
     def _prepare_heads(
@@ -391,13 +397,13 @@ class _Linked:
             self._bind(step.caches)
         # These may be copies, to be kept until the run is over.
         tensors = {
-            _Fact.IDS: step.input_ids.contiguous(),
-            _Fact.ROTARY_ROWS: step.rotary_rows.contiguous(),
-            _Fact.COS_SIN: step.cos_sin.contiguous(),
-            _Fact.SLOTS: step.slot_mapping.contiguous(),
-            _Fact.TABLES: step.batch.block_tables.contiguous(),
-            _Fact.LENGTHS: step.batch.seq_lens.contiguous(),
-            _Fact.STARTS: step.batch.query_start_loc.contiguous(),
+            _Fact.IDS: _contiguous(step.input_ids),
+            _Fact.ROTARY_ROWS: _contiguous(step.rotary_rows),
+            _Fact.COS_SIN: _contiguous(step.cos_sin),
+            _Fact.SLOTS: _contiguous(step.slot_mapping),
+            _Fact.TABLES: _contiguous(step.batch.block_tables),
+            _Fact.LENGTHS: _contiguous(step.batch.seq_lens),
+            _Fact.STARTS: _contiguous(step.batch.query_start_loc),
             _Fact.OUTPUT: out,
         }
         blocks, _, block_size, _ = self._caches[0].key.shape
@@ -442,6 +448,10 @@ class _Linked:
                 cache = caches[word.layer]
                 self._values[number] = (cache.value if word.part else cache.key).data_ptr()
         self._caches = caches
+
+
+def _contiguous(x: Tensor) -> Tensor:
+    return x if x.is_contiguous() else x.contiguous()
 
 
 def _value(word: _StepWord, facts: dict[_Fact, int], longest: int) -> int:
