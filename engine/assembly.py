@@ -1,6 +1,7 @@
 """From a checkpoint to an engine: which executor runs it, and what it measured."""
 
 import logging
+from collections.abc import Callable
 
 from octavo.config.engine import EngineConfig
 from octavo.engine.core.limits import EngineLimits, HostMemory
@@ -52,3 +53,9 @@ def launch_of(executor: AnyExecutor, profiled: ProfiledExecutor | None = None) -
     """What starts a step without waiting for it, where the executor can."""
     launch = executor.launch if isinstance(executor, UniprocExecutor) else None
     return launch if launch is None or profiled is None else profiled.around(launch)
+
+
+def idle_work_of(executor: AnyExecutor) -> Callable[[], bool] | None:
+    """Work for times without requests, a little with each call, until it returns False."""
+    supply = executor.page_supply() if isinstance(executor, UniprocExecutor) else None
+    return None if supply is None else supply.supply

@@ -52,10 +52,21 @@ class EngineLoop:
     whatever state the engine is in.
     """
 
-    def __init__(self, engine: LLMEngine, on_step: OnStep, on_fatal: OnFatal) -> None:
+    def __init__(
+        self,
+        engine: LLMEngine,
+        on_step: OnStep,
+        on_fatal: OnFatal,
+        idle_work: Callable[[], bool] | None = None,
+    ) -> None:
+        """`idle_work` is called while there is nothing else to do, until it returns False.
+
+        It does a little each time: a request waits until it returns.
+        """
         self._engine = engine
         self._on_step = on_step
         self._on_fatal = on_fatal
+        self._idle_work = idle_work
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         # Guards what follows; the thread waits on it when idle.
         self._wakeup = threading.Condition()
@@ -140,6 +151,9 @@ class EngineLoop:
 
         Once it has been idle for a while, the bookkeeping is verified.
         """
+        while self._idle_work is not None and not self._is_awake():
+            if not self._idle_work():
+                self._idle_work = None
         with self._wakeup:
             if self._wakeup.wait_for(self._is_awake, IDLE_CHECK_S):
                 return not (self._stopping or self._closed)

@@ -304,10 +304,11 @@ class AsyncEngine:
     def _step_from_thread(self, deltas: list[SequenceDelta], stats: EngineStats) -> None:
         # RuntimeError: the event loop is closed, so nobody waits for these any more.
         with contextlib.suppress(RuntimeError):
+            self._handoff.give()
+            self._loop.call_soon_threadsafe(self._on_step, deltas, stats)
             # On its own thread the event loop would wait for a turn that only it can give.
             if threading.get_ident() != self._loop_thread:
                 self._handoff.wait(has_backlog=len(self._backlog) > _MAX_BACKLOG)
-            self._loop.call_soon_threadsafe(self._on_step, deltas, stats)
 
     def _fatal_from_thread(self, reason: str) -> None:
         with contextlib.suppress(RuntimeError):

@@ -44,7 +44,12 @@ def load_engine(
     report("importing libraries")
     preload_torch()
     # Not above: it imports torch, and what is wrong with the model's files is told before that.
-    from octavo.engine.assembly import engine_limits, launch_of, make_executor  # noqa: PLC0415
+    from octavo.engine.assembly import (  # noqa: PLC0415
+        engine_limits,
+        idle_work_of,
+        launch_of,
+        make_executor,
+    )
 
     # Anyone may ask for the progress: it tells no paths of this machine.
     report(f"loading the weights of {Path(checkpoint.name).name} and warming up")
@@ -60,7 +65,7 @@ def load_engine(
         logger.info("Sampling defaults: %s", defaults)
 
     def make_thread(on_step: OnStep, on_fatal: OnFatal) -> EngineThread:
-        return EngineLoop(engine, on_step, on_fatal)
+        return EngineLoop(engine, on_step, on_fatal, idle_work_of(executor))
 
     model = ServedModel(
         names=server_config.served_model_name or (checkpoint.name,),

@@ -41,6 +41,7 @@ from octavo.engine.worker.memory import (
     size_host_memory,
 )
 from octavo.engine.worker.model_runner import ModelRunner
+from octavo.engine.worker.page_supply import PageSupply
 from octavo.engine.worker.warm_up import measure_block_copy, measure_prefill, warm_up
 from octavo.kernels import ops
 
@@ -183,6 +184,10 @@ class UniprocExecutor:
     def window(self) -> int | None:
         """The longest sliding window; None where a layer sees everything."""
         return self._window
+
+    def page_supply(self) -> PageSupply | None:
+        """Pages of the cache that the system may give before they are needed."""
+        return self._runner.kv_cache.page_supply()
 
     def execute_model(self, plan: SchedulerOutput) -> ModelOutput:
         """Carries out one step."""

@@ -14,9 +14,13 @@ from octavo.engine.attention.metadata import NO_SCALES, CacheScales, KVCacheLayo
 from octavo.engine.core.errors import ConfigurationError
 from octavo.engine.core.scheduler_output import SchedulerOutput
 from octavo.engine.worker.host_copies import to_device
+from octavo.engine.worker.page_supply import PageSupply
 from octavo.kernels import ops
 
 _ALIGNMENT = 64
+# What is asked of the system before it is needed, lest a small machine be filled for nothing.
+_SUPPLIED_BYTES = 1 << 30
+_SUPPLIED_SHARE = 0.25
 
 
 class KVCache:
@@ -62,6 +66,15 @@ class KVCache:
                 f"{total} bytes of host memory for swapped and offloaded blocks cannot be "
                 "allocated; give a smaller --swap-space or --kv-offload"
             ) from error
+
+    def page_supply(self) -> PageSupply | None:
+        """For the blocks that are used first, on a CPU; None on a GPU."""
+        if self._device.type != "cpu":
+            return None
+        tensors = [tensor for layer in self.layers for tensor in (layer.key, layer.value)]
+        budget = min(_SUPPLIED_BYTES, _SUPPLIED_SHARE * sum(tensor.nbytes for tensor in tensors))
+        block_bytes = self.layout.bytes_per_block * len(self.layers)
+        return PageSupply(tensors, int(budget // block_bytes))
 
     def _make_host_layers(self, layout: KVCacheLayout, num_layers: int) -> tuple[LayerKVCache, ...]:
         if not self.num_host_blocks:

@@ -26,7 +26,7 @@ def current_processor() -> int:
     """Number of the processor that the calling thread runs on; -1 where that is not known."""
     if not _KNOWN:
         return -1
-    return np.int64(_getcpu())
+    return int(_getcpu())
 
 
 @inlined

@@ -307,3 +307,23 @@ def test_the_bookkeeping_is_verified_once_the_engine_is_idle(
     receiver.loop.post(request("a"))
     receiver.wait(lambda: receiver.ended("a"))
     assert receiver.reasons("a") == ["length"]
+
+
+def test_idle_work_is_done_once_no_request_is_open() -> None:
+    receiver = Receiver()
+    open_requests: list[bool] = []
+    idle = threading.Event()
+
+    def work() -> bool:
+        open_requests.append(receiver.harness.engine.has_work())
+        if len(open_requests) == 3:
+            idle.set()
+        return not idle.is_set()
+
+    loop = EngineLoop(receiver.harness.engine, receiver.on_step, receiver.on_fatal, work)
+    loop.post(request("a"))
+    loop.start()
+    receiver.wait(lambda: receiver.ended("a"))
+    assert idle.wait(PATIENCE)
+    assert loop.shutdown(PATIENCE)
+    assert open_requests == [False] * 3

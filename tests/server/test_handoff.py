@@ -7,7 +7,7 @@ from octavo.server.handoff import Handoff
 
 async def test_a_second_step_waits_until_the_first_one_is_sent() -> None:
     handoff = Handoff(asyncio.get_running_loop())
-    handoff.wait()
+    handoff.give()
     order: list[str] = []
 
     def second_step() -> None:
@@ -28,4 +28,5 @@ async def test_a_second_step_waits_until_the_first_one_is_sent() -> None:
 async def test_an_event_loop_that_is_stuck_does_not_stop_the_engine() -> None:
     handoff = Handoff(asyncio.get_running_loop())
     for _ in range(3):
+        handoff.give()
         handoff.wait()
