@@ -35,6 +35,7 @@ if torch.cuda.is_available():
     from octavo.kernels import triton
 
     triton.use_writable_cache()
+    triton.sum_in_fp32()
     _gpu = triton
     _watch = triton.watch_compilations
     _gpu_reads_fp8 = triton.reads_fp8

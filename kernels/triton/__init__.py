@@ -13,7 +13,13 @@ from octavo.kernels.triton.kv_cache import copy_blocks, swap_blocks, write_kv_ca
 from octavo.kernels.triton.log_sum_exp import log_sum_exp
 from octavo.kernels.triton.norm import add_rms_norm, rms_norm
 from octavo.kernels.triton.penalties import penalize
-from octavo.kernels.triton.projection import embedding, linear, linear_in_slices, pack_linear
+from octavo.kernels.triton.projection import (
+    embedding,
+    linear,
+    linear_in_slices,
+    pack_linear,
+    sum_in_fp32,
+)
 from octavo.kernels.triton.rotary import rotary_embedding, rotate_and_cache
 
 __all__ = [
@@ -35,6 +41,7 @@ __all__ = [
     "rotate_and_cache",
     "scaled_paged_attention",
     "silu_and_mul",
+    "sum_in_fp32",
     "swap_blocks",
     "use_writable_cache",
     "watch_compilations",

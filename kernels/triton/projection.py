@@ -13,7 +13,14 @@ from torch import Tensor
 from octavo.kernels.reference.projection import PlainWeight, embedding, pack_linear
 from octavo.kernels.triton.host import ceil_div, check, check_rows_dense, check_same_device
 
-__all__ = ["embedding", "linear", "linear_in_slices", "pack_linear", "skinny_linear"]
+__all__ = [
+    "embedding",
+    "linear",
+    "linear_in_slices",
+    "pack_linear",
+    "skinny_linear",
+    "sum_in_fp32",
+]
 
 SKINNY_ROWS = 4
 """Most rows that `linear` gives to the kernel."""
@@ -65,6 +72,19 @@ def _skinny_kernel(
     kept = (rows < num_rows)[:, None] & (columns < N)[None, :]
     offsets = rows.to(tl.int64)[:, None] * N + columns[None, :]
     tl.store(out_ptr + offsets, acc.to(out_ptr.dtype.element_ty), mask=kept)
+
+
+def sum_in_fp32() -> None:
+    """Has torch's matrix products on a GPU keep sums, and factors of fp32, in fp32.
+
+    By default parts of a sum may be rounded to 16 bits before they are added up, and images of
+    NVIDIA round factors of fp32 to TF32.
+    """
+    products = torch.backends.cuda.matmul
+    products.allow_bf16_reduced_precision_reduction = False
+    products.allow_fp16_reduced_precision_reduction = False
+    products.allow_fp16_accumulation = False
+    products.allow_tf32 = False
 
 
 def linear(x: Tensor, packed: PlainWeight) -> Tensor:
