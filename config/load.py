@@ -54,7 +54,7 @@ class LoadConfig(ConfigModel):
     load_format: Literal["auto", "safetensors", "gguf", "dummy", "null"] = Field(
         default="auto",
         description="How to read the weights. For measuring only: dummy makes random ones, and "
-        "null runs no model at all, so that every step ends at once.",
+        "null runs all but model and sampler, so that steps take the engine's own time only.",
     )
     null_step_ms: float = Field(
         default=0,

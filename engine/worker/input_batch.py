@@ -75,32 +75,30 @@ def draw_batch(
 
     Sequences whose ids are in `pooled` end with an embedding and draw nothing.
     """
-    sampling = [
-        (place, item)
-        for place, item in enumerate(scheduled)
-        if item.sample and item.seq_id not in pooled
+    places = [
+        place for place, item in enumerate(scheduled) if item.sample and item.seq_id not in pooled
     ]
-    places = np.array([place for place, _ in sampling], np.int64)
-    rows = step.rows[places]
     seq_ids: list[int] = []
-    logits_rows: list[int] = []
-    choices: list[int] = []
-    own: list[int] = []
-    for logits_row, ((_, item), choice) in enumerate(
-        zip(sampling, state.choices[rows].tolist(), strict=True)
-    ):
-        own.append(len(seq_ids))
-        seq_ids += (item.seq_id, *(fork.seq_id for fork in item.forks))
-        choices += (choice, *(fork.index for fork in item.forks))
-        logits_rows += [logits_row] * (1 + len(item.forks))
-    from_rows = np.array(logits_rows, np.int64)
+    forks: dict[int, int] = {}  # the choice of each, by its draw
+    for place in places:
+        item = scheduled[place]
+        seq_ids.append(item.seq_id)
+        for fork in item.forks:
+            forks[len(seq_ids)] = fork.index
+            seq_ids.append(fork.seq_id)
+    is_own = np.ones(len(seq_ids), np.bool_)
+    is_own[list(forks)] = False
+    logits_rows = is_own.cumsum() - 1
+    rows = step.rows[places]
+    choices = state.choices[rows][logits_rows]
+    choices[list(forks)] = list(forks.values())
     return DrawBatch(
         rows,
-        places,
-        np.array(own, np.int64),
+        np.array(places, np.int64),
+        np.flatnonzero(is_own),
         tuple(seq_ids),
-        from_rows,
-        np.array(choices, np.int64),
+        logits_rows,
+        choices,
     )
 
 

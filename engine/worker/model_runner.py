@@ -14,20 +14,26 @@ from octavo.engine.worker.language_model import LanguageModel, RunnerLimits
 from octavo.engine.worker.pooler import Pooler
 from octavo.engine.worker.prompt_scores import PromptScorer, scored_places
 from octavo.engine.worker.row_updates import RowUpdates
-from octavo.engine.worker.sampler import Sampler
+from octavo.engine.worker.sampler import Sampler, TokenSampler
 
 
 class ModelRunner:
     """Holds the model, `kv_cache` and the rows of running sequences. One thread uses it."""
 
     def __init__(
-        self, model: LanguageModel, kv_cache: KVCache, limits: RunnerLimits, device: torch.device
+        self,
+        model: LanguageModel,
+        kv_cache: KVCache,
+        limits: RunnerLimits,
+        device: torch.device,
+        sampler: TokenSampler | None = None,
     ) -> None:
+        """`sampler` stands in for the one that draws as the requests ask."""
         self._model = model
         self.kv_cache = kv_cache
         self.limits = limits
         self._device = device
-        self._sampler = Sampler(limits.vocab_size, device)
+        self._sampler = sampler or Sampler(limits.vocab_size, device)
         self._pooler = Pooler()
         self._state = BatchState.of(limits, kv_cache.layout)
         self._updates = RowUpdates(self._state, self._pooler, limits, device)
@@ -58,7 +64,7 @@ class ModelRunner:
             return read
         # Where every token draws, as in most steps, they are so in order.
         if draws.rows.size < hidden.shape[0]:
-            hidden = hidden[batch.logits_indices]
+            hidden = hidden.index_select(0, batch.logits_indices)
         return self._sample(self._model.compute_logits(hidden), draws, read)
 
     def _sample(self, logits: Tensor, draws: DrawBatch, read: ModelOutput) -> ModelOutput:
@@ -70,15 +76,15 @@ class ModelRunner:
         # Forks get rows of their own when they are scheduled, and beams are told how they go on.
         drawn = np.flatnonzero(state.num_candidates[draws.rows] == 0)
         state.append(draws.rows[drawn], sampled.token_ids[draws.own[drawn]])
-        failed = {**read.failed}
+        failed = dict(read.failed)
         failed |= {draws.seq_ids[draw]: reason for draw, reason in sampled.failed.items()}
         failed |= {seq_id: item for seq_id, item in found.items() if isinstance(item, str)}
+        token_ids = zip(sampled.token_ids.tolist(), strict=True)
+        by_id = dict(zip(draws.seq_ids, token_ids, strict=True))
+        for seq_id in (*failed, *found):
+            by_id.pop(seq_id, None)
         return ModelOutput(
-            sampled={
-                seq_id: (token_id,)
-                for seq_id, token_id in zip(draws.seq_ids, sampled.token_ids.tolist(), strict=True)
-                if seq_id not in failed and seq_id not in found
-            },
+            sampled=by_id,
             logprobs={
                 draws.seq_ids[draw]: (record,)
                 for draw, record in sampled.logprobs.items()

@@ -5,6 +5,7 @@ top_p, draw. Greedy rows take the highest logit after the masks, the lowest id o
 """
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -34,6 +35,13 @@ class Sampled:
     token_ids: NDArray[np.int64]
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
+
+
+class TokenSampler(Protocol):
+    """What a runner asks of a sampler."""
+
+    def sample(self, logits: Tensor, state: BatchState, draws: DrawBatch) -> Sampled:
+        """One token per draw from `logits` fp32 [L, V], which may be overwritten."""
 
 
 class Sampler:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from octavo.engine.core.sampling_params import SamplingParams
-from octavo.engine.core.scheduler_output import NewSequence, ScheduledSequence
+from octavo.engine.core.scheduler_output import Fork, NewSequence, ScheduledSequence
 from octavo.engine.worker.batch_state import BatchState
 from octavo.engine.worker.input_batch import draw_batch, forward_batch, step_rows
 
@@ -65,3 +65,24 @@ def test_f10_slots_of_high_blocks_are_not_cut_to_32_bits() -> None:
     draws = draw_batch(state, scheduled, step)
     batch = forward_batch(state, step, draws, (), torch.device("cpu"))
     assert batch.attention.slot_mapping.tolist() == [high * 16]
+
+
+def test_forks_draw_behind_their_parent_from_its_row() -> None:
+    state = BatchState(4, 32, 16, V)
+    params = SamplingParams(max_tokens=1)
+    for seq_id in (1, 2, 3, 4):
+        blocks, choice = (seq_id,), seq_id + 10
+        state.add(NewSequence(seq_id, choice, (7,) * 3, 3, 0, blocks, params, 0), None)
+    scheduled = (
+        ScheduledSequence(1, 2, 0, (), False),
+        ScheduledSequence(2, 3, 0, (), True, (Fork(5, 1), Fork(6, 2))),
+        ScheduledSequence(3, 3, 0, (), True),
+        ScheduledSequence(4, 3, 0, (), True),
+    )
+    draws = draw_batch(state, scheduled, step_rows(state, scheduled), pooled={3})
+    assert draws.rows.tolist() == state.rows_of((2, 4)).tolist()
+    assert draws.places.tolist() == [1, 3]
+    assert draws.seq_ids == (2, 5, 6, 4)
+    assert draws.own.tolist() == [0, 3]
+    assert draws.logits_rows.tolist() == [0, 0, 0, 1]
+    assert draws.choices.tolist() == [12, 1, 2, 14]
