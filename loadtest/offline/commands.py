@@ -111,7 +111,8 @@ def latency(
     """Measure single batches in this process, step by step: prefill and decode.
 
     GFLOP/s and GB/s stand beside what the machine reaches in a plain matrix product and in plain
-    reading and copying. With --load-format null what is left is the engine's own time per step.
+    reading and copying. With --load-format null all but model and sampler runs, and the engine's
+    own time per step stands beside its goal.
     """
     counts = (options.pop("num_iters"), options.pop("num_iters_warmup"))
     config = engine_config(model_argument, options)

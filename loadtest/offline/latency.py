@@ -18,6 +18,13 @@ _COLUMNS = """\
 batch   prefill             of    first   decode            decode           of     batch
  size     tok/s  GFLOP/s  peak token ms  step ms   P99 ms    tok/s   GB/s  peak        ms"""
 
+_NULL_COLUMNS = """\
+batch    first   decode   decode    goal     batch
+ size token ms  step us   P99 us      us        ms"""
+
+# What a step without a model may take, in microseconds.
+_GOAL_US, _GOAL_US_PER_SEQUENCE = 300, 3
+
 
 @dataclass(frozen=True, slots=True)
 class LatencyOptions:
@@ -66,38 +73,47 @@ class LatencyRow:
 
 @dataclass(frozen=True, slots=True)
 class LatencyReport:
-    """All batch sizes beside what the machine can do."""
+    """All batch sizes beside what the machine can do, or, where no model runs, beside the goal."""
 
     title: str
-    runs_model: bool
-    ceilings: Ceilings
+    ceilings: Ceilings | None
     rows: Sequence[LatencyRow]
 
     def render(self) -> str:
         """The printed table."""
-        return "\n".join(
-            [self.title, self.ceilings.render(), _COLUMNS, *(self._line(row) for row in self.rows)]
-        )
+        if self.ceilings is None:
+            lines = [_NULL_COLUMNS, *map(_null_line, self.rows)]
+        else:
+            of_model = [_line(row, self.ceilings) for row in self.rows]
+            lines = [self.ceilings.render(), _COLUMNS, *of_model]
+        return "\n".join([self.title, *lines])
 
     def to_json(self) -> dict[str, Any]:
-        """All figures by their names."""
+        """All figures by their names; `ceilings` is None where no model runs."""
         return {
             "title": self.title,
-            "ceilings": asdict(self.ceilings),
+            "ceilings": None if self.ceilings is None else asdict(self.ceilings),
             "batches": [asdict(row) for row in self.rows],
         }
 
-    def _line(self, row: LatencyRow) -> str:
-        compute = memory = ("-", "-")
-        if self.runs_model:
-            compute = _share(row.prefill_gflops, self.ceilings.matmul_gflops)
-            memory = _share(row.decode_gb_per_s, self.ceilings.bandwidth_gb)
-        return (
-            f"{row.batch_size:>5} {row.prefill_tokens_per_s:>9,.1f} {compute[0]:>8} "
-            f"{compute[1]:>5} {row.first_token_ms:>8.1f} {row.decode_step_ms:>8.2f} "
-            f"{row.decode_step_p99_ms:>8.2f} {row.decode_tokens_per_s:>8,.1f} {memory[0]:>6} "
-            f"{memory[1]:>5} {row.batch_ms:>9,.1f}"
-        )
+
+def _line(row: LatencyRow, ceilings: Ceilings) -> str:
+    compute = _share(row.prefill_gflops, ceilings.matmul_gflops)
+    memory = _share(row.decode_gb_per_s, ceilings.bandwidth_gb)
+    return (
+        f"{row.batch_size:>5} {row.prefill_tokens_per_s:>9,.1f} {compute[0]:>8} "
+        f"{compute[1]:>5} {row.first_token_ms:>8.1f} {row.decode_step_ms:>8.2f} "
+        f"{row.decode_step_p99_ms:>8.2f} {row.decode_tokens_per_s:>8,.1f} {memory[0]:>6} "
+        f"{memory[1]:>5} {row.batch_ms:>9,.1f}"
+    )
+
+
+def _null_line(row: LatencyRow) -> str:
+    goal = _GOAL_US + _GOAL_US_PER_SEQUENCE * row.batch_size
+    return (
+        f"{row.batch_size:>5} {row.first_token_ms:>8.2f} {row.decode_step_ms * 1e3:>8.1f} "
+        f"{row.decode_step_p99_ms * 1e3:>8.1f} {goal:>7} {row.batch_ms:>9,.1f}"
+    )
 
 
 def _share(value: float, ceiling: float) -> tuple[str, str]:
@@ -115,7 +131,7 @@ def measure_latency(offline: OfflineEngine, options: LatencyOptions) -> LatencyR
             f"a batch of {largest} is more than the {limits.max_num_seqs} sequences of a step; "
             f"give --max-num-seqs {largest}"
         )
-    ceilings = offline.ceilings()
+    ceilings = offline.ceilings() if offline.runs_model else None
     weight_itemsize = ops.INT8_WEIGHT_BYTES if offline.int8_weights else None
     work = ModelWork(offline.facts, offline.dtype.itemsize, weight_itemsize)
     # A seed of its own: every process begins with an empty cache, and no prompt comes twice.
@@ -133,7 +149,7 @@ def measure_latency(offline: OfflineEngine, options: LatencyOptions) -> LatencyR
         f"{offline.describe()}: prompts of {options.input_len} tokens, "
         f"{options.output_len} generated, {options.num_iters} iterations"
     )
-    return LatencyReport(title, offline.runs_model, ceilings, rows)
+    return LatencyReport(title, ceilings, rows)
 
 
 def run_batch(

@@ -118,15 +118,25 @@ def test_latency_command(random_llama_dir: Path, tmp_path: Path) -> None:
     assert saved["ceilings"]["copy_gb"] > 0
 
 
-def test_latency_without_a_model_tells_no_bandwidth(random_llama_dir: Path) -> None:
+def test_latency_without_a_model_stands_beside_the_goal(
+    random_llama_dir: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "r.json"
     result = run_command(
         "latency",
         str(random_llama_dir),
         *("--load-format", "null", "--batch-size", "2", "--input-len", "8", "--output-len", "4"),
+        *("--output-json", str(path)),
     )
     assert result.exit_code == 0, result.output
+    saved = json.loads(path.read_bytes())
+    assert saved["ceilings"] is None
     assert "no model run" in result.stdout
-    assert result.stdout.splitlines()[-1].split()[2:4] == ["-", "-"]
+    size, _, step, p99, goal, _ = result.stdout.splitlines()[-1].split()
+    (row,) = saved["batches"]
+    assert (int(size), int(goal)) == (2, 306)
+    assert float(step) == pytest.approx(row["decode_step_ms"] * 1000, abs=0.06)
+    assert float(p99) == pytest.approx(row["decode_step_p99_ms"] * 1000, abs=0.06)
 
 
 def test_a_batch_beyond_a_step_is_refused(random_llama_dir: Path) -> None:
