@@ -6,6 +6,7 @@ heads that share a KV head are rows of the same products. Keys are taken in span
 their scores, then the softmax so far rescaled, then the values.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -60,32 +61,29 @@ from octavo.kernels.cpu.intrinsics import (
     bits_to_f32,
     copy_bytes,
     keep_alive,
-    largest_f32,
     load_f32,
     load_i64,
-    round_bf16,
     store_f32,
 )
 from octavo.kernels.cpu.math import exp, tanh
 from octavo.kernels.cpu.numbers import (
-    BF16,
     CODES,
     F32,
     float_bits,
-    narrow_row,
     store_row,
     token_rows,
     widen_row,
 )
 from octavo.kernels.cpu.pool import shared_pool
+from octavo.kernels.cpu.softmax import NONE_SEEN, softmax_row, softmax_row_bf16
 from octavo.kernels.cpu.tile import DOT_KEYS
 
 _TILE_ROWS = 48
 # Chunks of work, about; enough for threads to end together.
 _CHUNKS = 12
-# In place of minus infinity, whose difference to itself is not a number.
-_LOWEST = np.float32(-1e30)
-_ZERO = np.float32(0)
+_NONE_SEEN = np.float32(NONE_SEEN)
+_LOG2_E, _LN_2 = np.float32(1 / math.log(2)), np.float32(math.log(2))
+_ZERO, _ONE = np.float32(0), np.float32(1)
 
 
 def paged_attention(
@@ -168,43 +166,9 @@ def _int32(x: Tensor) -> Tensor:
 
 
 @inlined
-def _softmax_span(
-    rounded: bool,
-    row: int,
-    seen: tuple[int, int],
-    count: int,
-    scale: np.float32,
-    soft_cap: np.float32,
-    state: int,
-) -> np.float32:
-    """Turn scores row[seen] into weights, to bfloat16 if `rounded`, the rest of the row into zeros.
-
-    `state` holds the largest score so far and the sum of weights. The result is the factor for
-    what was summed before.
-    """
-    first, end = seen
-    for i in range(first, end):
-        store_f32(row, i, load_f32(row, i) * scale)
-    if soft_cap != _ZERO:
-        for i in range(first, end):
-            store_f32(row, i, soft_cap * tanh(load_f32(row, i) / soft_cap))
-    before = load_f32(state, 0)
-    largest = largest_f32(row, first, end, before)
-    total = _ZERO
-    for i in range(first, end):
-        weight = exp(load_f32(row, i) - largest)
-        # Weights are summed as they are used.
-        weight = round_bf16(weight) if rounded else weight
-        store_f32(row, i, weight)
-        total += weight
-    for i in range(first):
-        store_f32(row, i, _ZERO)
-    for i in range(end, count):
-        store_f32(row, i, _ZERO)
-    factor: np.float32 = exp(before - largest)
-    store_f32(state, 0, largest)
-    store_f32(state, 1, load_f32(state, 1) * factor + total)
-    return factor
+def _cap_scores(row: int, count: int, scale: np.float32, soft_cap: np.float32) -> None:
+    for i in range(count):
+        store_f32(row, i, soft_cap * tanh(load_f32(row, i) * scale / soft_cap))
 
 
 @inlined
@@ -221,30 +185,43 @@ def _load_queries(code: int, in_pairs: bool, a: int, f: int) -> None:
             widen_row(code, source, load_i64(f, QUERIES) + row * size * 4, size)
         for i in range(width):
             store_f32(load_i64(f, SUMS), row * width + i, _ZERO)
-        store_f32(load_i64(f, STATE), 2 * row, _LOWEST)
+        store_f32(load_i64(f, STATE), 2 * row, _NONE_SEEN)
         store_f32(load_i64(f, STATE), 2 * row + 1, _ZERO)
 
 
-@inlined
-def _weigh_span(in_pairs: bool, a: int, f: int, here: int, count: int) -> None:
-    """Softmax over what each row sees of the span; the sums before it are rescaled."""
-    group = load_i64(a, Q_HEADS) // load_i64(a, KV_HEADS)
-    width, window = padded(load_i64(a, SIZE)), load_i64(a, WINDOW)
-    scale, soft_cap = bits_to_f32(load_i64(a, SCALE)), bits_to_f32(load_i64(a, SOFT_CAP))
-    # An odd number of keys ends with a pair whose second has no weight.
-    even = count + count % 2
-    for row in range(load_i64(f, ROWS)):
-        query = load_i64(f, POSITION) + row // group - here
-        first = min(count, max(0, query - window + 1)) if window > 0 else 0
-        scores = load_i64(f, SCORES) + row * SCORE_BYTES
-        state = load_i64(f, STATE) + 8 * row
-        seen = (first, max(first, min(count, query + 1)))
-        factor = _softmax_span(in_pairs, scores, seen, even, scale, soft_cap, state)
-        if in_pairs:
-            narrow_row(BF16, scores, load_i64(f, WEIGHTS) + row * WEIGHT_BYTES, even)
-        sums = load_i64(f, SUMS) + row * width * 4
-        for i in range(width):
-            store_f32(sums, i, load_f32(sums, i) * factor)
+def _weigher(in_pairs: bool) -> Any:
+    softmax = softmax_row_bf16 if in_pairs else softmax_row
+    # Weights in float32 take the place of the scores.
+    weights_at, weight_bytes = (WEIGHTS, WEIGHT_BYTES) if in_pairs else (SCORES, SCORE_BYTES)
+
+    @inlined
+    def weigh_span(a: int, f: int, here: int, count: int) -> None:
+        """Softmax over what each row sees of the span; the sums before it are rescaled."""
+        group = load_i64(a, Q_HEADS) // load_i64(a, KV_HEADS)
+        width, window = padded(load_i64(a, SIZE)), load_i64(a, WINDOW)
+        scale, soft_cap = bits_to_f32(load_i64(a, SCALE)), bits_to_f32(load_i64(a, SOFT_CAP))
+        for row in range(load_i64(f, ROWS)):
+            query = load_i64(f, POSITION) + row // group - here
+            first = min(count, max(0, query - window + 1)) if window > 0 else 0
+            end = max(first, min(count, query + 1))
+            scores = load_i64(f, SCORES) + row * SCORE_BYTES
+            weights = load_i64(f, weights_at) + row * weight_bytes
+            state = load_i64(f, STATE) + 8 * row
+            factor = scale * _LOG2_E
+            if soft_cap != _ZERO:
+                _cap_scores(scores, count, scale, soft_cap)
+                factor = _LOG2_E
+            before = load_f32(state, 0)
+            largest, total = softmax(scores, first, end, count, factor, before, weights)
+            kept = exp((before - largest) * _LN_2)
+            store_f32(state, 0, largest)
+            store_f32(state, 1, load_f32(state, 1) * kept + total)
+            if kept != _ONE:
+                sums = load_i64(f, SUMS) + row * width * 4
+                for i in range(width):
+                    store_f32(sums, i, load_f32(sums, i) * kept)
+
+    return weigh_span
 
 
 @inlined
@@ -267,6 +244,7 @@ def _store_rows(code: int, a: int, f: int) -> None:
 def _attention_kernel(kind: int) -> Callable[[Any, Any], None]:
     """The kernel for tensors of element type `kind`."""
     in_pairs, values_kind = multiplies_pairs(kind), rows_kind(kind)
+    weigh_span = _weigher(in_pairs)
 
     def attention(a: Any, chunk: Any) -> None:
         frame = np.empty(2 * FRAME_WORDS, np.int64)
@@ -292,7 +270,7 @@ def _attention_kernel(kind: int) -> Callable[[Any, Any], None]:
                     right = score_rows(kind, a, f, here, count)
                 if not right:
                     return
-                _weigh_span(in_pairs, a, f, here, count)
+                weigh_span(a, f, here, count)
                 ahead, key = 0, 0
                 if here + count < end:
                     ahead, key = f, here + count

@@ -45,20 +45,20 @@ _HALVES = ir.VectorType(ir.HalfType(), LANES)
 _SHORTS = ir.VectorType(ir.IntType(16), LANES)
 
 
-class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite has no types
+class BFloat(ir.Type):  # type: ignore[misc]  # llvmlite has no types
     """LLVM's bfloat, which llvmlite does not name."""
 
     def _to_string(self) -> str:
         return "bfloat"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
+        return isinstance(other, BFloat)
 
     def __hash__(self) -> int:
-        return hash(_BFloat)
+        return hash(BFloat)
 
 
-PAIRS_OF_BF16 = ir.VectorType(_BFloat(), 2 * LANES)
+PAIRS_OF_BF16 = ir.VectorType(BFloat(), 2 * LANES)
 
 
 def rows_code(kind: int) -> int:
