@@ -1,8 +1,8 @@
 """Pages of the cache that the system gives before they are needed."""
 
+import mmap
 import sys
 
-import numpy as np
 import pytest
 import torch
 
@@ -18,11 +18,11 @@ def _resident_bytes() -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
 def test_the_first_blocks_get_their_pages_and_keep_their_contents() -> None:
-    memory = [np.zeros((4096, 4096), np.uint8) for _ in range(2)]
-    tensors = [torch.from_numpy(array) for array in memory]
+    memory = [mmap.mmap(-1, 4096 * 4096) for _ in range(2)]
+    tensors = [torch.frombuffer(area, dtype=torch.uint8).view(4096, 4096) for area in memory]
     supply = PageSupply(tensors, 1024)
     before = _resident_bytes()
-    memory[0][3, 5] = 7
+    tensors[0][3, 5] = 7
     calls = 0
     while supply.supply():
         calls += 1
@@ -30,6 +30,6 @@ def test_the_first_blocks_get_their_pages_and_keep_their_contents() -> None:
         pytest.skip("a kernel before 5.14 cannot be asked")
     gained = _resident_bytes() - before
     assert 2 * 1024 * _PAGE * 0.9 < gained < 2 * 2048 * _PAGE
-    assert memory[0][3, 5] == 7
-    assert not memory[1].any()
+    assert tensors[0][3, 5] == 7
+    assert not tensors[1].any()
     assert not supply.supply()
