@@ -220,6 +220,8 @@ class EngineLoop:
 
     def _finish(self) -> None:
         self._close("the server is shutting down", fatal=False)
+        # It may hold what the engine gives up.
+        self._idle_work = None
         self._engine.shutdown()
 
     def _close(self, reason: str, fatal: bool) -> bool:

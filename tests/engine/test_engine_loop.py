@@ -1,6 +1,7 @@
 """The engine thread: one callback per step, and one terminal delta per choice whatever happens."""
 
 import threading
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
@@ -307,6 +308,32 @@ def test_the_bookkeeping_is_verified_once_the_engine_is_idle(
     receiver.loop.post(request("a"))
     receiver.wait(lambda: receiver.ended("a"))
     assert receiver.reasons("a") == ["length"]
+
+
+class _Work:
+    """Idle work that is never done."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+
+    def __call__(self) -> bool:
+        self.begun.set()
+        return True
+
+
+def test_requests_and_the_end_come_before_idle_work_is_done() -> None:
+    receiver = Receiver()
+    work = _Work()
+    held = weakref.ref(work)
+    loop = EngineLoop(receiver.harness.engine, receiver.on_step, receiver.on_fatal, work)
+    loop.start()
+    assert work.begun.wait(PATIENCE)
+    loop.post(request("a"))
+    receiver.wait(lambda: receiver.ended("a"))
+    assert loop.shutdown(PATIENCE)
+    del work
+    # It would keep the cache.
+    assert held() is None
 
 
 def test_idle_work_is_done_once_no_request_is_open() -> None:
