@@ -18,6 +18,9 @@ from octavo.engine.worker.page_supply import PageSupply
 from octavo.kernels import ops
 
 _ALIGNMENT = 64
+# How far past the last row kernels of a CPU may read, where a head fills no whole vectors: they
+# read the null block too, which stands for blocks that have left a window.
+_READ_PAST = 128
 # What is asked of the system before it is needed, lest a small machine be filled for nothing.
 _SUPPLIED_BYTES = 1 << 30
 _SUPPLIED_SHARE = 0.25
@@ -150,6 +153,7 @@ def _zeros(layout: KVCacheLayout, device: torch.device) -> Tensor:
     # numpy's zeros come from the system page by page as they are written; torch would write them
     # all now and so take the memory of a cache that may never fill.
     size = prod(layout.shape) * layout.dtype.itemsize
-    buffer = np.zeros(size + _ALIGNMENT, np.uint8)
+    buffer = np.zeros(_ALIGNMENT + size + _READ_PAST, np.uint8)
     start = -buffer.ctypes.data % _ALIGNMENT
-    return torch.from_numpy(buffer[start : start + size]).view(layout.dtype).view(layout.shape)
+    flat = torch.from_numpy(buffer)[start : start + size]
+    return flat.view(layout.dtype).view(layout.shape)

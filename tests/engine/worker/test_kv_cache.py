@@ -27,6 +27,14 @@ def test_tensors_are_zero_aligned_and_have_one_block_more(dtype: torch.dtype) ->
             assert not tensor.any()
 
 
+def test_kernels_may_read_a_vector_past_the_last_row() -> None:
+    cache = KVCache(KVCacheLayout(7, 1, 4, 8, torch.float32), 1, CPU)
+    storage = cache.layers[0].value.untyped_storage()
+    end = cache.layers[0].value.data_ptr() + cache.layers[0].value.nbytes
+    # What is read of 8 components of float32 where vectors of them are taken by 32.
+    assert storage.data_ptr() + storage.nbytes() >= end + 4 * (32 - 8)
+
+
 def test_copies_reach_every_layer_and_read_before_they_write() -> None:
     cache = KVCache(KVCacheLayout(4, 1, 2, 1, torch.float32), 2, CPU)
     for layer in cache.layers:
