@@ -109,12 +109,15 @@ def test_head_size_without_a_kernel() -> None:
 
 @pytest.mark.parametrize("dtype", _DTYPES, ids=str)
 @pytest.mark.parametrize("window", [1, 5, 16, 130, 1000])
-def test_window(window: int, dtype: torch.dtype) -> None:
-    _Case([(290, 140), (200, 1), (3, 3)], dtype=dtype, window=window).check()
+@pytest.mark.parametrize("size", [16, 64])
+def test_window(window: int, dtype: torch.dtype, size: int) -> None:
+    _Case([(290, 140), (200, 1), (3, 3)], size=size, dtype=dtype, window=window).check()
 
 
-def test_soft_cap() -> None:
-    _Case([(150, 20), (3, 1)], soft_cap=1.5).check()
+@pytest.mark.parametrize("dtype", _DTYPES, ids=str)
+@pytest.mark.parametrize("size", [16, 64])
+def test_soft_cap(dtype: torch.dtype, size: int) -> None:
+    _Case([(150, 20), (3, 1)], size=size, dtype=dtype, soft_cap=1.5).check()
 
 
 def test_empty_sequence_gives_zeros() -> None:

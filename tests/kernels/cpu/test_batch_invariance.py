@@ -11,7 +11,9 @@ from octavo.kernels.cpu.numbers import CODES
 
 _DTYPES = [torch.bfloat16, torch.float32]
 _BLOCK_SIZE = 16
-_HEADS, _SIZE = (6, 2), 24
+_HEADS = (6, 2)
+# One whose rows fill no vectors of 32, and one that has products of its own for few rows.
+_SIZES = [24, 64]
 
 
 @pytest.mark.parametrize("dtype", CODES, ids=str)
@@ -41,14 +43,14 @@ def test_int8_linear(dtype: torch.dtype, inputs: int, outputs: int) -> None:
 class _Text:
     """A sequence with its keys and values in shuffled blocks; what is not written holds NaN."""
 
-    def __init__(self, length: int, dtype: torch.dtype) -> None:
+    def __init__(self, length: int, dtype: torch.dtype, size: int) -> None:
         generator = torch.Generator().manual_seed(length)
         blocks = -(-length // _BLOCK_SIZE)
-        shape = (2 * blocks + 1, _HEADS[1], _BLOCK_SIZE, _SIZE)
+        shape = (2 * blocks + 1, _HEADS[1], _BLOCK_SIZE, size)
         self.length = length
-        self.q = torch.randn(length, _HEADS[0], _SIZE, generator=generator).to(dtype)
+        self.q = torch.randn(length, _HEADS[0], size, generator=generator).to(dtype)
         self.k, self.v = (
-            torch.randn(length, _HEADS[1], _SIZE, generator=generator).to(dtype) for _ in range(2)
+            torch.randn(length, _HEADS[1], size, generator=generator).to(dtype) for _ in range(2)
         )
         self.keys = torch.full(shape, float("nan"), dtype=dtype)
         self.values = self.keys.clone()
@@ -83,16 +85,18 @@ class _Batch:
 
 
 @pytest.mark.parametrize("dtype", _DTYPES, ids=str)
+@pytest.mark.parametrize("size", _SIZES)
 @pytest.mark.parametrize("window", [None, 9, 150])
-def test_attention_of_a_prompt_in_chunks(dtype: torch.dtype, window: int | None) -> None:
-    whole = _Text(300, dtype).attend([300], window)
+def test_attention_of_a_prompt_in_chunks(dtype: torch.dtype, window: int | None, size: int) -> None:
+    whole = _Text(300, dtype, size).attend([300], window)
     for chunks in ([1] * 300, [7] * 42 + [6], [128, 1, 2, 3, 100, 66], [131, 169]):
-        assert torch.equal(_Text(300, dtype).attend(chunks, window), whole)
+        assert torch.equal(_Text(300, dtype, size).attend(chunks, window), whole)
 
 
 @pytest.mark.parametrize("dtype", _DTYPES, ids=str)
-def test_attention_in_company(dtype: torch.dtype) -> None:
-    text = _Text(200, dtype)
+@pytest.mark.parametrize("size", _SIZES)
+def test_attention_in_company(dtype: torch.dtype, size: int) -> None:
+    text = _Text(200, dtype, size)
     whole = text.attend([200], None)
     counts, lengths = [1, 5, 200, 1], [130, 64, 200, 200]
     batch = _Batch(text.tables.expand(4, -1), lengths, counts)
