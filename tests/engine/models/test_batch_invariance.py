@@ -6,6 +6,7 @@ import pytest
 import torch
 from hf_pair import load_ours, make_hf, random_ids
 from paged_driver import PagedDriver
+from torch import Tensor
 
 from octavo.engine.models.decoder import CausalLM
 
@@ -66,3 +67,23 @@ def test_program_and_layers_agree(model: CausalLM) -> None:
         expected = by_layers.step(step)
         for row, logits in expected.items():
             assert torch.equal(actual[row], logits)
+
+
+def test_hidden_states_outlive_later_steps_of_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_ours(make_hf("llama"), torch.float32)
+    program = model.program
+    assert program is not None
+    run, kept, copies = program.run, [], []
+
+    def run_and_keep(step: Any) -> Tensor:
+        hidden = run(step)
+        kept.append(hidden)
+        copies.append(hidden.clone())
+        return hidden
+
+    monkeypatch.setattr(program, "run", run_and_keep)
+    driver = PagedDriver(model)
+    for number in range(4):
+        driver.step({0: [number], 1: [number + 9]})
+    assert not torch.equal(copies[0], copies[1])
+    assert all(map(torch.equal, kept, copies))
