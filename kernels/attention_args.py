@@ -26,3 +26,14 @@ class PagedBatch(Protocol):
     def max_query_len(self) -> int: ...
     @property
     def max_seq_len(self) -> int: ...
+
+
+class StepBatch(PagedBatch, Protocol):
+    """What the kernels of a GPU ask beside.
+
+    decode_tokens     the sum of `seq_lens` over the sequences with one query token, or more; 0 if
+                      there is none of these, None where the host does not know
+    """
+
+    @property
+    def decode_tokens(self) -> int | None: ...

@@ -4,7 +4,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from octavo.kernels.attention_args import PagedBatch
+from octavo.kernels.attention_args import StepBatch
 from octavo.kernels.cache_args import PagedCache
 from octavo.kernels.rotary_args import HeadNorm, Rotation
 from octavo.kernels.sampling_args import SamplingFilters
@@ -39,7 +39,7 @@ class Kernels(Protocol):
         q: Tensor,
         key_cache: Tensor,
         value_cache: Tensor,
-        batch: PagedBatch,
+        batch: StepBatch,
         scale: float,
         window: int | None,
         soft_cap: float | None,
@@ -88,7 +88,7 @@ class DeviceKernels(Kernels, Protocol):
         self,
         q: Tensor,
         cache: PagedCache,
-        batch: PagedBatch,
+        batch: StepBatch,
         scale: float,
         window: int | None,
         soft_cap: float | None,

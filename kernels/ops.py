@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from octavo.kernels import cpu, reference
-from octavo.kernels.attention_args import PagedBatch
+from octavo.kernels.attention_args import StepBatch
 from octavo.kernels.backend import DeviceKernels, Kernels, SamplingKernels
 from octavo.kernels.cache_args import PagedCache
 from octavo.kernels.reference import projection, sampling
@@ -231,7 +231,7 @@ def paged_attention(
     q: Tensor,
     key_cache: Tensor,
     value_cache: Tensor,
-    batch: PagedBatch,
+    batch: StepBatch,
     scale: float,
     window: int | None = None,
     soft_cap: float | None = None,
@@ -275,7 +275,7 @@ def rotate_and_cache(
 def scaled_paged_attention(
     q: Tensor,
     cache: PagedCache,
-    batch: PagedBatch,
+    batch: StepBatch,
     scale: float,
     window: int | None = None,
     soft_cap: float | None = None,

@@ -50,6 +50,8 @@ class AttentionMetadata:
     seq_lens          int32 [S]      tokens of each sequence in the cache after this step
     query_start_loc   int32 [S + 1]  first token of each sequence within the step, then T
     max_query_len, max_seq_len       the largest of each, on the host, for choosing kernels
+    decode_tokens    at least the sum of `seq_lens` over the sequences with one query token, 0 if
+                     there is none; None where no kernel asks
     """
 
     slot_mapping: Tensor
@@ -58,6 +60,7 @@ class AttentionMetadata:
     query_start_loc: Tensor
     max_query_len: int
     max_seq_len: int
+    decode_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

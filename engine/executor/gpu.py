@@ -83,7 +83,8 @@ class GpuStart:
         tokens_each = -(-self.steps.max_num_batched_tokens // num_seqs)
         runner = make_runner(num_seqs * (tokens_each // self.block_size + 1))
         small_cache = memory.allocated() - weights
-        # Attention splits all rows as the longest context asks for, and each part takes memory.
+        warm_up(runner, num_seqs, tokens_each)
+        # A decode has all rows split as the longest context asks for, and each part takes memory.
         warm_up(runner, num_seqs, tokens_each, context=self.bounds.seq_lens[-1])
         activations = memory.peak() - weights - small_cache
         # They came with the small cache, and come again with the real one.

@@ -1,14 +1,17 @@
 """Decode steps recorded once and repeated: the host's work no longer grows with the layers.
 
-A graph has a fixed number of rows, filled up with padding, and an upper bound on the context, which
-decides how many programs the attention starts. Both come from short lists, so that a few graphs do
-for all steps; a step without a graph is carried out kernel by kernel.
+A graph has a fixed number of rows, filled up with padding, and upper bounds on each context and on
+all of them together, which decide how many programs the attention starts. Rows and contexts come
+from short lists, so that a few graphs do for all steps; a step without a graph is carried out
+kernel by kernel.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.engine.worker.device_step import DeviceStep, Longest
@@ -16,6 +19,10 @@ from octavo.engine.worker.device_stream import DeviceStream, Work
 from octavo.engine.worker.packed_step import StepInputs, StepShape, num_words, padding
 
 MAX_GRAPH_ROWS = 512
+
+_USUAL_TOKENS = 512 * 1024
+"""Of all contexts of a step together. A graph for more would start programs for them whenever it
+runs, and to read so many takes longer than to launch the step kernel by kernel."""
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
@@ -26,6 +33,14 @@ def graph_sizes(max_num_seqs: int) -> list[int]:
     sizes = [1, 2, 4, *range(8, 257, 8), *range(272, MAX_GRAPH_ROWS + 1, 16)]
     most = min(max_num_seqs, MAX_GRAPH_ROWS)
     return [size for size in sizes if size < most] + [most]
+
+
+def tokens_of_graph(size: int, bound: int, shortest: int) -> int:
+    """Tokens of all contexts together in a graph of `size` rows with contexts up to `bound`.
+
+    All that the rows may have, where `bound` is the `shortest` of all.
+    """
+    return min(size * bound, max(size * shortest, _USUAL_TOKENS))
 
 
 def wanted_graphs(sizes: list[int], bounds: list[int]) -> Iterator[tuple[int, int]]:
@@ -41,9 +56,13 @@ def wanted_graphs(sizes: list[int], bounds: list[int]) -> Iterator[tuple[int, in
 
 @dataclass(frozen=True, slots=True)
 class DecodeGraph:
-    """A recorded step of `size` rows: `forward` fills `logits` [size, V], `draw` then `ids`."""
+    """A recorded step of `size` rows: `forward` fills `logits` [size, V], `draw` then `ids`.
+
+    `num_tokens` is the most that the contexts may have together.
+    """
 
     size: int
+    num_tokens: int
     inputs: StepInputs
     forward: Work
     draw: Work
@@ -88,13 +107,14 @@ class DecodeGraphs:
         if words.data_ptr() != self.staging.data_ptr():
             self.staging.copy_(words[: self.staging.shape[0]])
 
-    def find(self, count: int, longest: int) -> DecodeGraph | None:
-        """The smallest graph for `count` decodes whose longest sequence has `longest` tokens."""
+    def find(self, seq_lens: NDArray[np.int64]) -> DecodeGraph | None:
+        """The smallest graph for decodes of sequences with `seq_lens` [S] tokens."""
+        longest, num_tokens = int(seq_lens.max()), int(seq_lens.sum())
         bound = next((bound for bound in self._bounds if bound >= longest), None)
         for size in self._sizes:
-            if bound is not None and size >= count:
+            if bound is not None and size >= seq_lens.size:
                 graph = self._graphs.get((size, bound))
-                if graph is not None:
+                if graph is not None and num_tokens <= graph.num_tokens:
                     return graph
         return None
 
@@ -107,11 +127,12 @@ class DecodeGraphs:
         outputs: tuple[Tensor, Tensor],
     ) -> DecodeGraph:
         shape = StepShape.decode(size)
+        num_tokens = tokens_of_graph(size, bound, self._bounds[0])
         inputs = StepInputs.of(self.staging, shape)
         logits, ids = outputs
 
         def forward() -> None:
-            logits.copy_(step.forward(inputs, Longest(1, bound))[1])
+            logits.copy_(step.forward(inputs, Longest(1, bound, num_tokens))[1])
 
         def draw() -> None:
             ids.copy_(step.draw(inputs, logits))
@@ -122,4 +143,4 @@ class DecodeGraphs:
             # What compiles or sets itself up at the first call must not do so in the recording.
             stream.submit(work)
             recorded.append(stream.capture(work, self._pool))
-        return DecodeGraph(size, inputs, recorded[0], recorded[1], logits, ids)
+        return DecodeGraph(size, num_tokens, inputs, recorded[0], recorded[1], logits, ids)

@@ -108,7 +108,7 @@ class DeviceRunner:
         plain = int(step.start[-1]) == count == draws.rows.size == len(draws.seq_ids)
         if self._graphs is None or not plain:
             return None
-        return self._graphs.find(count, int(step.first.max()) + 1)
+        return self._graphs.find(step.first + 1)
 
     def _launch_forward(
         self,
@@ -121,9 +121,7 @@ class DeviceRunner:
         graphs = self._graphs
         staging = self._no_staging if graphs is None else graphs.staging
         target = self._stream.upload(words, staging)
-        longest = self._bounds.of(
-            int(step.num_tokens.max()), int((step.first + step.num_tokens).max())
-        )
+        longest = self._bounds.of(step.num_tokens, step.first + step.num_tokens)
 
         def forward() -> None:
             inputs = results.inputs = StepInputs.of(target, shape)

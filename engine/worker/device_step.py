@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.engine.attention.metadata import AttentionMetadata, ForwardBatch
@@ -21,10 +23,14 @@ _QUERY_LENS = (1, 8, 64)
 
 @dataclass(frozen=True, slots=True)
 class Longest:
-    """Upper bounds that decide which kernels run, and how many programs of them."""
+    """Upper bounds that decide which kernels run, and how many programs of them.
+
+    `decode_tokens` is for the lengths of all sequences with one query token together.
+    """
 
     query_len: int
     seq_len: int
+    decode_tokens: int
 
 
 def context_bounds(max_model_len: int) -> list[int]:
@@ -48,11 +54,16 @@ class Bounds:
         self.query_lens = (1, *between, max_query_len)
         self.seq_lens = context_bounds(max_model_len)
 
-    def of(self, query_len: int, seq_len: int) -> Longest:
-        """The smallest bounds that hold for a step; the warm-up has longer queries than some."""
+    def of(self, num_tokens: NDArray[np.int64], seq_lens: NDArray[np.int64]) -> Longest:
+        """The smallest bounds that hold for a step of `num_tokens` [S] to `seq_lens` [S].
+
+        The warm-up has longer queries than some.
+        """
+        query_len, seq_len = int(num_tokens.max()), int(seq_lens.max())
         return Longest(
             next((bound for bound in self.query_lens if bound >= query_len), query_len),
             next(bound for bound in self.seq_lens if bound >= seq_len),
+            int(seq_lens[num_tokens == 1].sum()),
         )
 
 
@@ -115,6 +126,7 @@ class DeviceStep:
             query_start_loc=inputs.starts.int(),
             max_query_len=longest.query_len,
             max_seq_len=longest.seq_len,
+            decode_tokens=longest.decode_tokens,
         )
         batch = ForwardBatch(
             input_ids=torch.where(inputs.tokens < 0, from_device, inputs.tokens),

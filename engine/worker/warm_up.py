@@ -52,23 +52,29 @@ def warm_up_variants(runner: Runner, query_lens: Iterable[int], seq_lens: Iterab
 def warm_up(runner: Runner, num_seqs: int, num_tokens: int, context: int = 0) -> None:
     """Runs `num_seqs` sequences of `num_tokens` tokens and a decode step of each, the real path.
 
-    The first of them has `context` tokens before, which are as if they were cached. Shrinks all to
-    what the runner has room for. The sequences differ in how they are sampled. Blocks are written
-    from block 0 on, so no sequence may be running.
+    With a `context` the first of them has so many tokens before, as if they were cached, and
+    computes one: a decode among prompts. Shrinks all to what the runner has room for. The sequences
+    differ in how they are sampled. Blocks are written from block 0 on, so no sequence may be
+    running.
     """
     limits, layout = runner.limits, runner.kv_cache.layout
     longest = max(1, min(num_tokens, limits.max_model_len - 1))
     blocks_each = _blocks_for(runner, longest + 1)
     count = min(num_seqs, limits.max_num_seqs, layout.num_blocks // blocks_each)
-    behind = max(0, min(context, limits.max_model_len - 1 - longest))
+    behind = max(0, min(context, limits.max_model_len - 2))
+    lengths = [longest] * count
+    if behind:
+        lengths[0] = 1
     new = tuple(
-        _sequence(runner, place, place * blocks_each, longest, 0 if place else behind)
-        for place in range(count)
+        _sequence(runner, place, place * blocks_each, length, 0 if place else behind)
+        for place, length in enumerate(lengths)
     )
     seq_ids = tuple(sequence.seq_id for sequence in new)
-    runner.execute(SchedulerOutput(0, new, _steps(seq_ids, longest), (), ()))
+    prompts = tuple(map(_step, seq_ids, lengths))
+    runner.execute(SchedulerOutput(0, new, prompts, (), ()))
     if longest < limits.max_model_len:
-        runner.execute(SchedulerOutput(0, (), _steps(seq_ids, 1), (), ()))
+        decodes = tuple(_step(seq_id, 1) for seq_id in seq_ids)
+        runner.execute(SchedulerOutput(0, (), decodes, (), ()))
     runner.execute(SchedulerOutput(0, (), (), seq_ids, ()))
 
 
@@ -133,5 +139,5 @@ def _seconds(runner: Runner, action: Callable[[], object]) -> float:
     return best
 
 
-def _steps(seq_ids: tuple[int, ...], num_tokens: int) -> tuple[ScheduledSequence, ...]:
-    return tuple(ScheduledSequence(seq_id, num_tokens, 0, (), True) for seq_id in seq_ids)
+def _step(seq_id: int, num_tokens: int) -> ScheduledSequence:
+    return ScheduledSequence(seq_id, num_tokens, 0, (), True)

@@ -1,13 +1,14 @@
 """Paged attention of a mixed step: decode rows and prefill rows each get their own kernel.
 
 Which sequence is which is found on the device, so nothing waits for lengths: the decode kernel
-passes over sequences with more than one query token, the prefill kernel over those with one.
+passes over sequences with more than one query token, the prefill kernel over those with one. A
+kernel for which the host knows that there is nothing is not started.
 """
 
 import torch
 from torch import Tensor
 
-from octavo.kernels.attention_args import PagedBatch
+from octavo.kernels.attention_args import StepBatch
 from octavo.kernels.cache_args import PagedCache
 from octavo.kernels.triton.decode_attention import decode_attention
 from octavo.kernels.triton.host import (
@@ -26,7 +27,7 @@ def paged_attention(
     q: Tensor,
     key_cache: Tensor,
     value_cache: Tensor,
-    batch: PagedBatch,
+    batch: StepBatch,
     scale: float,
     window: int | None,
     soft_cap: float | None,
@@ -43,7 +44,7 @@ def paged_attention(
 def scaled_paged_attention(
     q: Tensor,
     cache: PagedCache,
-    batch: PagedBatch,
+    batch: StepBatch,
     scale: float,
     window: int | None,
     soft_cap: float | None,
@@ -55,13 +56,14 @@ def scaled_paged_attention(
     """
     _check(q, cache, batch, window)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    decode_attention(q, cache, batch, out, scale, window, soft_cap)
+    if batch.decode_tokens != 0:
+        decode_attention(q, cache, batch, out, scale, window, soft_cap)
     if batch.max_query_len > 1:
         prefill_attention(q, cache, batch, out, scale, window, soft_cap)
     return out
 
 
-def _check(q: Tensor, cache: PagedCache, batch: PagedBatch, window: int | None) -> None:
+def _check(q: Tensor, cache: PagedCache, batch: StepBatch, window: int | None) -> None:
     check(q.dim() == 3, "q must be [T, Hq, D], not {}", tuple(q.shape))
     check(q.dtype in FLOATS, "attention of {}", q.dtype)
     check_rows_dense("q", q)

@@ -1,10 +1,15 @@
 """Attention of sequences with one query token, split over the cached tokens (Flash-Decoding).
 
-One program takes one (sequence, KV head, split). The G = Hq / Hkv query heads that share a KV head
+One program takes one (sequence, split, KV head). The G = Hq / Hkv query heads that share a KV head
 are the rows of its tile, so keys and values are read once. A split always covers the same
 SPLIT_TOKENS positions, whatever else is in the batch, so a sequence's sums are added up in the
 same order alone and in company. With several splits each leaves (acc, peak, total) in scratch
 memory and `merge_splits` combines them.
+
+Program i takes the i-th of all splits, which it finds from the lengths on the device: the host has
+a bound on their sum. As many programs for each sequence as the longest needs would nearly all find
+nothing where one context is long. At 2 ns each, an estimate, 64 sequences of which one has 128k
+tokens would pay 8 ms in a step of 32 layers with 8 KV heads.
 
 B sequences   S splits   D head size
 """
@@ -14,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.kernels.attention_args import PagedBatch
+from octavo.kernels.attention_args import StepBatch
 from octavo.kernels.cache_args import PagedCache
 from octavo.kernels.triton.attention_tile import LOG2_E, MIN_DOT, attend_tile
 from octavo.kernels.triton.host import ceil_div, power_of_2
@@ -26,9 +31,65 @@ SPLIT_TOKENS = 512
 G = 4, while 4k tokens still give 8 programs per KV head."""
 
 
+_CHUNK = tl.constexpr(256)
+
+
+@triton.jit
+def _count_splits(
+    seq_lens_ptr,
+    query_start_ptr,
+    sequences,
+    num_sequences,
+    window,
+    SPLIT: tl.constexpr,
+    SPLITS: tl.constexpr,
+    WINDOW: tl.constexpr,
+):
+    """How many splits each of `sequences` has; none unless it has one query token."""
+    known = sequences < num_sequences
+    token = tl.load(query_start_ptr + sequences, mask=known, other=0)
+    next_token = tl.load(query_start_ptr + sequences + 1, mask=known, other=0)
+    seq_len = tl.load(seq_lens_ptr + sequences, mask=known, other=0)
+    count = (seq_len + SPLIT - 1) // SPLIT
+    if WINDOW:
+        count -= tl.maximum(seq_len - window, 0) // SPLIT
+    if SPLITS == 1:
+        # No merge writes the zeros of an empty sequence.
+        count = tl.maximum(count, 1)
+    return tl.where(next_token - token == 1, count, 0)
+
+
+@triton.jit
+def _find_split(
+    seq_lens_ptr,
+    query_start_ptr,
+    item,
+    num_sequences,
+    window,
+    SPLIT: tl.constexpr,
+    SPLITS: tl.constexpr,
+    WINDOW: tl.constexpr,
+):
+    """(sequence, which of its splits) that `item` is, in order, and how many there are in all."""
+    sequence = 0
+    behind = 0
+    total = 0
+    for start in range(0, num_sequences, _CHUNK):
+        counts = _count_splits(
+            seq_lens_ptr, query_start_ptr, start + tl.arange(0, _CHUNK), num_sequences, window,
+            SPLIT, SPLITS, WINDOW,
+        )  # fmt: skip
+        ends = total + tl.cumsum(counts, 0)
+        passed = ends <= item
+        sequence += tl.sum(passed.to(tl.int32), 0)
+        behind = tl.maximum(behind, tl.max(tl.where(passed, ends, 0), 0))
+        total += tl.sum(counts, 0)
+    return sequence, item - behind, total
+
+
 # Slices of the step's buffers come at any alignment and width: neither may cost a compilation.
 @triton.jit(
-    do_not_specialize=["table_stride"],
+    do_not_specialize=["num_sequences", "table_stride"],
     do_not_specialize_on_alignment=["tables_ptr", "seq_lens_ptr", "query_start_ptr"],
 )
 def _decode_kernel(
@@ -43,6 +104,7 @@ def _decode_kernel(
     tables_ptr,
     seq_lens_ptr,
     query_start_ptr,
+    num_sequences,
     q_token_stride: tl.int64,
     q_head_stride: tl.int64,
     out_token_stride: tl.int64,
@@ -65,21 +127,22 @@ def _decode_kernel(
     SOFT_CAP: tl.constexpr,
     WINDOW: tl.constexpr,
 ):
-    sequence = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1).to(tl.int64)
-    split = tl.program_id(2)
-    token = tl.load(query_start_ptr + sequence).to(tl.int64)
-    if tl.load(query_start_ptr + sequence + 1) - token != 1:
+    found, split, num_splits = _find_split(
+        seq_lens_ptr, query_start_ptr, tl.program_id(0), num_sequences, window, SPLIT, SPLITS,
+        WINDOW,
+    )  # fmt: skip
+    if tl.program_id(0) >= num_splits:
         return
+    sequence = found.to(tl.int64)
+    token = tl.load(query_start_ptr + sequence).to(tl.int64)
     seq_len = tl.load(seq_lens_ptr + sequence)
     first = 0
     if WINDOW:
         first = tl.maximum(seq_len - window, 0)
+        split += first // SPLIT
     begin = split * SPLIT
     end = tl.minimum(begin + SPLIT, seq_len)
-    # The merge reads the same splits and no others. An only split writes zeros when empty.
-    if SPLITS > 1 and (begin >= seq_len or begin + SPLIT <= first):
-        return
 
     rows = tl.arange(0, ROWS)
     columns = tl.arange(0, HEAD_PAD)
@@ -145,10 +208,21 @@ def _tiles(q: Tensor, head_pad: int, splits: int) -> Tiles:
     return Tiles(MIN_DOT, tile // 2 if wide else tile, warps, num_stages=2 if wide else 3)
 
 
+def _bound(batch: StepBatch, splits: int, window: int | None) -> int:
+    """Most splits that the sequences with one query token have together."""
+    sequences = batch.seq_lens.shape[0]
+    each = splits if window is None else min(splits, ceil_div(window, SPLIT_TOKENS) + 1)
+    most = sequences * each
+    if batch.decode_tokens is None:
+        return most
+    # Every sequence may have a last split that is not full, or an empty one.
+    return min(most, batch.decode_tokens // SPLIT_TOKENS + sequences)
+
+
 def decode_attention(
     q: Tensor,
     cache: PagedCache,
-    batch: PagedBatch,
+    batch: StepBatch,
     out: Tensor,
     scale: float,
     window: int | None,
@@ -171,7 +245,8 @@ def decode_attention(
         stats = torch.empty((*scratch, 2), dtype=torch.float32, device=q.device)
     head_pad = max(MIN_DOT, power_of_2(head_dim))
     tiles = forced() or _tiles(q, head_pad, splits)
-    _decode_kernel[(sequences, kv_heads, splits)](
+    programs = _bound(batch, splits, window)
+    _decode_kernel[(programs, kv_heads)](
         q,
         cache.key,
         cache.value,
@@ -183,6 +258,7 @@ def decode_attention(
         batch.block_tables,
         batch.seq_lens,
         batch.query_start_loc,
+        sequences,
         q.stride(0),
         q.stride(1),
         out.stride(0),

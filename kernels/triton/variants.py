@@ -48,6 +48,7 @@ class _Batch:
     query_start_loc: Tensor
     max_query_len: int
     max_seq_len: int
+    decode_tokens: int | None
 
 
 def _meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -89,6 +90,7 @@ class Attention:
             self._integers(sequences + 1),
             self.query_len,
             self.seq_len,
+            None,
         )
         q = _meta(
             sequences * self.query_len, self.kv_heads * self.group, self.head_dim, dtype=self.dtype

@@ -65,6 +65,7 @@ def make_case(
         query_start_loc=starts,
         max_query_len=query_len,
         max_seq_len=max(seq_lens),
+        decode_tokens=sum(seq_lens) if query_len == 1 else 0,
     )
     q = random(tokens, heads.query, heads.size)
     return Case(q, PagedCache(caches[0], caches[1]), batch, heads.size**-0.5)

@@ -45,6 +45,7 @@ class _Batch:
     query_start_loc: Tensor
     max_query_len: int
     max_seq_len: int
+    decode_tokens: int
 
 
 class KernelCases:
@@ -176,6 +177,7 @@ class KernelCases:
             starts.to(torch.int32),
             query_len,
             context,
+            num_seqs * context if query_len == 1 else 0,
         )
         q = self._random(num_seqs * query_len, facts.num_heads, facts.head_dim)
         seen = query_len * context - query_len * (query_len - 1) // 2

@@ -105,7 +105,7 @@ def test_f17_a_step_that_does_not_fit_is_told_with_one_that_does(
         start.measure(make)
 
 
-def test_the_largest_step_has_all_rows_and_the_longest_context() -> None:
+def test_the_largest_steps_have_all_rows_and_the_longest_context_beside_prompts() -> None:
     start = GpuStart(ScriptedMemory(), StepLimits(4, 32), 4, Bounds(32, 64), [])
     plans: list[SchedulerOutput] = []
 
@@ -116,10 +116,11 @@ def test_the_largest_step_has_all_rows_and_the_longest_context() -> None:
         return runner
 
     start.measure(make)
-    step = plans[0]
-    assert [item.num_tokens for item in step.scheduled] == [8] * 4
+    prompts, mixed = (plan for plan in plans if plan.new_sequences)
+    assert [item.num_tokens for item in prompts.scheduled] == [8] * 4
+    assert [item.num_tokens for item in mixed.scheduled] == [1] + [8] * 3
     # One place is left for the decode that follows.
-    assert len(step.new_sequences[0].token_ids) == 63
+    assert len(mixed.new_sequences[0].token_ids) == 63
 
 
 def test_a_start_warms_up_and_freezes_what_is_there() -> None:

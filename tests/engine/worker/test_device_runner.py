@@ -19,8 +19,10 @@ from octavo.engine.core.limits import HostMemory
 from octavo.engine.core.model_output import ModelOutput
 from octavo.engine.core.scheduler_output import SchedulerOutput
 from octavo.engine.models.decoder import CausalLM
-from octavo.engine.worker.decode_graphs import graph_sizes
+from octavo.engine.worker import decode_graphs
+from octavo.engine.worker.decode_graphs import DecodeGraphs, graph_sizes
 from octavo.engine.worker.device_step import Bounds, Longest, context_bounds
+from octavo.engine.worker.packed_step import StepInputs
 from octavo.engine.worker.sampler import NOT_FINITE
 
 V = 61
@@ -362,9 +364,55 @@ def test_sizes_of_graphs_are_fine_for_few_rows_and_end_at_the_limit() -> None:
     assert context_bounds(131072) == [2048, 8192, 32768, 131072]
 
 
+def lengths(*sequences: tuple[int, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Query tokens and tokens in all of each, as arrays."""
+    queries, tokens = np.array(sequences).T
+    return queries, tokens
+
+
 def test_lengths_of_steps_are_taken_to_a_few_bounds() -> None:
     bounds = Bounds(512, 5000)
-    assert bounds.of(1, 1) == Longest(1, 2048)
-    assert bounds.of(2, 2049) == Longest(8, 5000)
-    assert bounds.of(65, 2048) == Longest(512, 2048)
-    assert Bounds(512, 5000, fixed=True).of(2, 9) == Longest(512, 2048)
+    assert bounds.of(*lengths((1, 1))) == Longest(1, 2048, decode_tokens=1)
+    assert bounds.of(*lengths((2, 2049))) == Longest(8, 5000, decode_tokens=0)
+    mixed = lengths((1, 300), (65, 2048), (1, 40))
+    assert bounds.of(*mixed) == Longest(512, 2048, decode_tokens=340)
+    fixed = Bounds(512, 5000, fixed=True)
+    assert fixed.of(*lengths((2, 9))) == Longest(512, 2048, decode_tokens=0)
+
+
+class FixedStep:
+    """Notes for how much it is recorded."""
+
+    padding_row = 4
+
+    def __init__(self) -> None:
+        self.recorded: set[Longest] = set()
+
+    def forward(self, inputs: StepInputs, longest: Longest) -> tuple[Tensor, Tensor]:
+        self.recorded.add(longest)
+        return torch.zeros(0), torch.zeros(inputs.rows.shape[0], V)
+
+    def draw(self, inputs: StepInputs, logits: Tensor) -> Tensor:
+        return logits.argmax(-1)
+
+
+def test_graphs_of_long_contexts_are_for_so_many_tokens_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(decode_graphs, "_USUAL_TOKENS", 100)
+    step = FixedStep()
+    graphs = DecodeGraphs(FakeStream(), step, [1, 4], [20, 90], V)  # type: ignore[arg-type]
+    # Rows that all are short always have one.
+    assert step.recorded == {
+        Longest(1, 20, 20), Longest(1, 90, 90), Longest(1, 20, 80), Longest(1, 90, 100)
+    }  # fmt: skip
+
+    def found(*seq_lens: int) -> tuple[int, int] | None:
+        graph = graphs.find(np.array(seq_lens))
+        return None if graph is None else (graph.size, graph.num_tokens)
+
+    assert found(20, 20, 20, 20) == (4, 80)
+    assert found(90) == (1, 90)
+    assert found(90, 10) == (4, 100)
+    assert found(90, 11) is None
+    assert found(91) is None

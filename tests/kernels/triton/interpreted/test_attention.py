@@ -4,12 +4,13 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+import triton.language as tl
 from torch import Tensor
 from triton.runtime.interpreter import GridExecutor
 
 from octavo.kernels import reference, triton
 from octavo.kernels.cache_args import PagedCache
-from octavo.kernels.triton import decode_attention
+from octavo.kernels.triton import attention, decode_attention
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class Batch:
     query_start_loc: Tensor
     max_query_len: int
     max_seq_len: int
+    decode_tokens: int | None
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,8 @@ class Case:
         q = torch.randn(sum(queries), self.heads, self.size, generator=generator)
         starts = torch.tensor([0, *queries]).cumsum(0).to(torch.int32)
         lens = torch.tensor(lengths, dtype=torch.int32)
-        return q, keys, values, Batch(tables, lens, starts, max(queries), max(lengths))
+        decoded = sum(length for count, length in self.sequences if count == 1)
+        return q, keys, values, Batch(tables, lens, starts, max(queries), max(lengths), decoded)
 
 
 def check(case: Case, window: int | None = None, soft_cap: float | None = None) -> None:
@@ -66,6 +69,7 @@ def check(case: Case, window: int | None = None, soft_cap: float | None = None) 
         batch.query_start_loc,
         batch.max_query_len,
         batch.max_seq_len,
+        batch.decode_tokens,
     )
     expected = reference.paged_attention(q, keys, values, in_tables, 0.2, window, soft_cap)
     # Both compute in fp32, in another order.
@@ -130,6 +134,65 @@ def test_splits_are_merged(window: int | None) -> None:
 
 
 @pytest.mark.usefixtures("short_splits")
+@pytest.mark.parametrize("window", [None, 70])
+def test_splits_are_found_among_more_sequences_than_are_looked_at_at_once(
+    window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode_attention, "_CHUNK", tl.constexpr(4))
+    check(Case(((1, 70), (3, 9), *DECODES[:5], (1, 200), (5, 90), (1, 64))), window)
+
+
+@pytest.mark.usefixtures("short_splits")
+@pytest.mark.parametrize(
+    ("sequences", "window", "programs"),
+    [
+        # Ten splits of the long one, and one of each that is short.
+        (((1, 640), *[(1, 5)] * 15), None, 10 + 15),
+        # A window that begins within a split ends within another.
+        (((1, 640), (1, 5)), 100, 2 * 3),
+        # Those of the prompt do not count.
+        (((1, 70), (8, 640)), None, 2),
+    ],
+    ids=["long beside short", "window", "prompt"],
+)
+def test_a_long_context_does_not_start_programs_for_the_short_ones(
+    sequences: tuple[tuple[int, int], ...],
+    window: int | None,
+    programs: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    grids: list[tuple[int, ...]] = []
+    start = GridExecutor.__call__
+
+    def count(executor: GridExecutor, *args: object, **kwargs: object) -> None:
+        if executor.fn.__name__ == "_decode_kernel":
+            grids.append(executor.grid)
+        start(executor, *args, **kwargs)
+
+    monkeypatch.setattr(GridExecutor, "__call__", count)
+    _, _, _, batch = Case(sequences, heads=2, size=16).build()
+    check(Case(sequences, heads=2, size=16), window)
+    assert len(grids) == 1
+    # A sequence may have one split more than its tokens fill.
+    assert programs <= grids[0][0] <= programs + len(batch.seq_lens)
+
+
+def test_kernels_without_rows_are_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+    for name in ("decode_attention", "prefill_attention"):
+        monkeypatch.setattr(attention, name, lambda *_, name=name: started.append(name))
+    for sequences in (((2, 9), (5, 5)), ((1, 9), (1, 1)), ((1, 9), (5, 5))):
+        q, keys, values, batch = Case(sequences).build()
+        triton.paged_attention(q, keys, values, batch, 0.2, None, None)
+    assert started == [
+        "prefill_attention",
+        "decode_attention",
+        "decode_attention",
+        "prefill_attention",
+    ]
+
+
+@pytest.mark.usefixtures("short_splits")
 def test_a_sequence_alone_and_in_company_gives_the_same_bits() -> None:
     sequences = ((1, 300), (1, 64), (1, 65), (1, 130))
     q, keys, values, batch = Case(sequences).build()
@@ -140,6 +203,7 @@ def test_a_sequence_alone_and_in_company_gives_the_same_bits() -> None:
             batch.seq_lens[row : row + 1],
             torch.tensor([0, 1], dtype=torch.int32),
             1,
+            length,
             length,
         )
         out = triton.paged_attention(q[row : row + 1], keys, values, alone, 0.2, None, None)
@@ -153,7 +217,7 @@ def test_padded_rows_give_zeros_and_disturb_nobody(
     monkeypatch.setattr(decode_attention, "SPLIT_TOKENS", 64 // splits * 2)
     q, keys, values, batch = Case(((1, 40), (1, 64), (1, 1))).build()
     lens = torch.tensor([40, 0, 0], dtype=torch.int32)
-    padded = Batch(batch.block_tables, lens, batch.query_start_loc, 1, 64)
+    padded = Batch(batch.block_tables, lens, batch.query_start_loc, 1, 64, decode_tokens=40)
     out = triton.paged_attention(q, keys, values, padded, 0.2, None, None)
     full = triton.paged_attention(q, keys, values, batch, 0.2, None, None)
     assert torch.equal(out[0], full[0])
@@ -171,6 +235,7 @@ def test_sequences_without_query_tokens_are_passed_over() -> None:
         torch.cat((batch.query_start_loc, end, end)),
         batch.max_query_len,
         batch.max_seq_len,
+        batch.decode_tokens,
     )
     out = triton.paged_attention(q, keys, values, padded, 0.2, None, None)
     assert torch.equal(out, triton.paged_attention(q, keys, values, batch, 0.2, None, None))
@@ -201,6 +266,7 @@ def test_e4m3_cache(case: Case, window: int | None, soft_cap: float | None) -> N
         batch.query_start_loc,
         batch.max_query_len,
         batch.max_seq_len,
+        batch.decode_tokens,
     )
     # The heads have scales that are far apart.
     factors = torch.tensor([20.0, 5.0])[: case.kv_heads]
@@ -235,7 +301,12 @@ def test_f10_addresses_beyond_two_to_the_31(
         far[0][place], far[1][place] = keys[block].half(), values[block].half()
     near = [cache.half() for cache in (keys, values)]
     far_batch = Batch(
-        blocks[None], batch.seq_lens, batch.query_start_loc, batch.max_query_len, batch.max_seq_len
+        blocks[None],
+        batch.seq_lens,
+        batch.query_start_loc,
+        batch.max_query_len,
+        batch.max_seq_len,
+        batch.decode_tokens,
     )
     out = triton.paged_attention(q.half(), *far, far_batch, 0.2, None, None)
     assert torch.equal(out, triton.paged_attention(q.half(), *near, batch, 0.2, None, None))
