@@ -457,3 +457,27 @@ def test_the_url_to_try_works_on_this_machine(host: str, url: str) -> None:
     config = ServerConfig(host=host, port=0)
     with open_listener(config) as listener:
         assert local_url(config, listener).startswith(url)
+
+
+_ABORTS_WHEN_FREED = """
+import logging, os
+from octavo.server.serve import leave
+
+class Lost:
+    def __del__(self):
+        os.abort()
+
+lost = Lost()
+logging.basicConfig(format="%(message)s")
+logging.error("The engine has failed: CUDA error")
+print("not flushed", end="")
+leave(1)
+"""
+
+
+def test_a_device_that_cannot_be_freed_does_not_hide_the_exit_code() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _ABORTS_WHEN_FREED], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (1, "not flushed")
+    assert done.stderr == "The engine has failed: CUDA error\n"
