@@ -57,6 +57,8 @@ class Supervisor:
                 _call(loop, self._on_loaded, loaded)
 
         # A daemon: nothing can interrupt a load, and it must not keep a stopped process alive.
+        # It ends before the engine's thread steps, to which torch then gives its cuBLAS handle with
+        # the workspace that the memory profile has counted. While it lived there would be two.
         threading.Thread(target=work, name="octavo-loader", daemon=True).start()
 
     async def stop(self) -> None:

@@ -24,6 +24,8 @@ from octavo_fixtures import byte_ids, token_id
 from octavo.config.engine import EngineConfig
 from octavo.config.server import ServerConfig
 from octavo.engine.core.errors import CheckpointError, ConfigurationError
+from octavo.engine.core.model_output import ModelOutput
+from octavo.engine.core.scheduler_output import SchedulerOutput
 from octavo.server import listener, serve
 from octavo.server.listener import describe, is_open_to_others, local_url, open_listener
 
@@ -173,6 +175,22 @@ def test_a_signal_during_the_load_does_not_wait_for_it(byte_bpe_dir: Path) -> No
         assert run.run(script, before=lambda: assert_waited(loading)) == 0
     finally:
         loading.set()
+
+
+def test_the_thread_that_loaded_has_ended_when_the_engine_steps(byte_bpe_dir: Path) -> None:
+    names: list[str] = []
+
+    class Noting(ScriptedExecutor):
+        def execute_model(self, plan: SchedulerOutput) -> ModelOutput:
+            names.extend(thread.name for thread in threading.enumerate())
+            return super().execute_model(plan)
+
+    def script(client: httpx.Client) -> None:
+        wait_until_ready(client)
+        assert client.post("/v1/completions", json=BODY).status_code == 200
+
+    assert Run(byte_bpe_dir, Noting(HELLO)).run(script) == 0
+    assert "engine" in names and "octavo-loader" not in names
 
 
 def assert_waited(event: threading.Event) -> None:
@@ -476,8 +494,7 @@ leave(1)
 
 
 def test_a_device_that_cannot_be_freed_does_not_hide_the_exit_code() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _ABORTS_WHEN_FREED], capture_output=True, text=True
-    )
+    command = [sys.executable, "-c", _ABORTS_WHEN_FREED]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "not flushed")
     assert done.stderr == "The engine has failed: CUDA error\n"
