@@ -155,7 +155,7 @@ def fits_cache(dtype: torch.dtype, key_cache: Tensor) -> bool:
     It reads four keys of a block and eight components of a key at a time, and of values a panel.
 
     Where a size does not fill a panel it may touch the rows after, in pairs of bfloat16 those of
-    keys too; after the last block of a pool that is the dummy block.
+    keys too: memory must be readable for 128 bytes after the last row.
     """
     _, _, block_size, size = key_cache.shape
     return key_cache.dtype == dtype and size % 8 == 0 and block_size >= DOT_KEYS

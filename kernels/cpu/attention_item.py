@@ -42,9 +42,10 @@ WEIGHT_BYTES = 2 * SPAN
 
 # The words of a frame: KV head, the sequence's block table, the row in q of the first token, that
 # token's position, the number of tokens and of query rows; then the addresses of queries [rows, D],
-# sums [rows, D padded], scores, and (largest, total) of each row, all float32. Where products take
-# pairs of bfloat16, queries are bfloat16, and there are weights [rows, span] of bfloat16, the
-# offsets of a span's cache rows, and a place for keys and values in panels.
+# sums [rows, D padded], scores, and (largest, total) of each row, all float32, the largest score
+# times log2(e). Where products take pairs of bfloat16, queries are bfloat16, and there are weights
+# [rows, span] of bfloat16, the offsets of a span's cache rows, and a place for keys and values in
+# panels.
 (
     HEAD,
     TABLE,

@@ -1,7 +1,8 @@
 """Products of an item's queries with a span of keys and values.
 
 Two forms, taken by what the processor has. Either keys and values are widened in registers as they
-lie in the cache, or, where pairs of bfloat16 are multiplied, a span is first turned into panels.
+lie in the cache, or pairs of bfloat16 are multiplied: for a few query rows they are formed in
+registers, for more a span is first turned into panels.
 Reading the cache takes longer than computing: while scores are computed the values of the span
 are fetched, and with the values the keys of the span, or of the item, after.
 """
@@ -79,9 +80,10 @@ def _fetch_share(
     """
     f, first = following
     here, count = done
-    key_bytes = load_i64(a, SIZE) * (4 if code == F32 else 2)
+    key_bytes, block_size = load_i64(a, SIZE) * (4 if code == F32 else 2), load_i64(a, BLOCK_SIZE)
     for key in range(here, SPAN, (count + step - 1) // step * step):
-        _fetch_keys(a, f, first + key, step, key_bytes)
+        for part in range(0, step, block_size):
+            _fetch_keys(a, f, first + key + part, step, key_bytes)
 
 
 @inlined
@@ -203,7 +205,7 @@ def _score_few(a: int, f: int, count: int) -> None:
 
 @inlined
 def score_pairs(a: int, f: int, here: int, count: int) -> bool:
-    """As `score_rows`, from keys in panels."""
+    """As `score_rows`, in products of pairs of bfloat16."""
     size, rows, panel = load_i64(a, SIZE), load_i64(f, ROWS), load_i64(f, PANELS)
     if not _find_rows(a, f, here, count, 2 * size):
         return False
@@ -254,7 +256,7 @@ def _add_few(a: int, f: int, count: int, following: tuple[int, int]) -> None:
 
 @inlined
 def add_pairs(a: int, f: int, span: tuple[int, int], following: tuple[int, int]) -> None:
-    """As `add_rows`, from values in panels and weights in bfloat16."""
+    """As `add_rows`, in products of pairs of bfloat16, weights too."""
     if load_i64(f, ROWS) <= FEW_ROWS:
         _add_few(a, f, span[1], following)
         return

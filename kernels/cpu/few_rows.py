@@ -6,20 +6,19 @@ into panels in memory takes longer than the products with them. Sums are formed 
 as there, so a row's results do not depend on the form.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from octavo.kernels.cpu.emission import emit_loop, emit_store, whole
 from octavo.kernels.cpu.intrinsics import (
     SECOND_CACHE,
     Typed,
     declared,
     emit_load,
     emit_prefetch,
-    pointer,
 )
 from octavo.kernels.cpu.span_panels import KEYS_AT_ONCE, emit_pairs, emit_transposed, rows_at
 from octavo.kernels.cpu.tile import PAIRS_OF_BF16, broadcast, emit_switch
@@ -30,11 +29,7 @@ _I64 = ir.IntType(64)
 _FLOATS = ir.VectorType(ir.FloatType(), KEYS_AT_ONCE)
 _WORDS = ir.VectorType(ir.IntType(32), KEYS_AT_ONCE)
 _ROW = ir.VectorType(ir.IntType(16), 2 * KEYS_AT_ONCE)
-_LINE = 64
-
-
-def _whole(value: int) -> ir.Constant:
-    return ir.Constant(_I64, value)
+_HALF_BYTES = 4 * KEYS_AT_ONCE
 
 
 def _add_products(builder: Any, total: Any, pair: Any, pairs: Any) -> Any:
@@ -45,29 +40,8 @@ def _add_products(builder: Any, total: Any, pair: Any, pairs: Any) -> Any:
     return builder.call(combine, [total, *(builder.bitcast(x, PAIRS_OF_BF16) for x in operands)])
 
 
-def _loop(
-    builder: Any, end: Any, step: int, start: list[Any], body: Callable[[Any, list[Any]], list[Any]]
-) -> list[Any]:
-    """`body(i, values)` for i = 0, step, ... below `end`, at least once: the last values."""
-    before = builder.block
-    loop, after = builder.append_basic_block("few.loop"), builder.append_basic_block("few.after")
-    builder.branch(loop)
-    builder.position_at_end(loop)
-    index, values = builder.phi(_I64), [builder.phi(value.type) for value in start]
-    new = body(index, list(values))
-    following = builder.add(index, _whole(step))
-    for phi, first, last in zip(
-        [index, *values], [_whole(0), *start], [following, *new], strict=True
-    ):
-        phi.add_incoming(first, before)
-        phi.add_incoming(last, loop)
-    builder.cbranch(builder.icmp_signed("<", following, end), loop, after)
-    builder.position_at_end(after)
-    return new
-
-
 def _strided(builder: Any, address: Any, stride: Any, count: int) -> list[Any]:
-    return [builder.add(address, builder.mul(stride, _whole(i))) for i in range(count)]
+    return [builder.add(address, builder.mul(stride, whole(i))) for i in range(count)]
 
 
 def _emit_scores(builder: Any, rows: int, args: Any) -> None:
@@ -77,20 +51,20 @@ def _emit_scores(builder: Any, rows: int, args: Any) -> None:
     query_rows = _strided(builder, queries, query_stride, rows)
 
     def add_words(first: Any, sums: list[Any]) -> list[Any]:
-        offset = builder.mul(first, _whole(4))
+        offset = builder.mul(first, whole(4))
         loaded = [emit_load(builder, builder.add(row, offset), _WORDS, 2) for row in key_rows]
         for row in value_rows:
             emit_prefetch(builder, builder.add(row, offset), SECOND_CACHE)
         for i, pairs in enumerate(emit_transposed(builder, loaded)):
-            word = builder.add(offset, _whole(4 * i))
+            word = builder.add(offset, whole(4 * i))
             for r, row in enumerate(query_rows):
                 sums[r] = _add_products(builder, sums[r], builder.add(row, word), pairs)
         return sums
 
     zero = ir.Constant(_FLOATS, [0.0] * KEYS_AT_ONCE)
-    sums = _loop(builder, words, KEYS_AT_ONCE, [zero] * rows, add_words)
+    sums = emit_loop(builder, words, KEYS_AT_ONCE, [zero] * rows, add_words)
     for total, place in zip(sums, _strided(builder, out, out_stride, rows), strict=True):
-        builder.store(total, pointer(builder, place, _FLOATS)).align = 4
+        emit_store(builder, total, place)
 
 
 @intrinsic
@@ -125,16 +99,16 @@ def _emit_values(builder: Any, rows: int, args: Any) -> None:
     weights, weight_stride, values, offsets, pairs, sums, sum_stride = args
     weight_rows = _strided(builder, weights, weight_stride, rows)
     places = [
-        builder.add(row, _whole(_LINE * half))
+        builder.add(row, whole(_HALF_BYTES * half))
         for row in _strided(builder, sums, sum_stride, rows)
         for half in (0, 1)
     ]
 
     def add_pair(pair: Any, totals: list[Any]) -> list[Any]:
-        here = builder.add(offsets, builder.mul(pair, _whole(16)))
+        here = builder.add(offsets, builder.mul(pair, whole(16)))
         both = [emit_load(builder, row, _ROW, 2) for row in rows_at(builder, values, here, 2)]
         halves = emit_pairs(builder, *both)
-        word = builder.mul(pair, _whole(4))
+        word = builder.mul(pair, whole(4))
         for r, row in enumerate(weight_rows):
             at = builder.add(row, word)
             for half in (0, 1):
@@ -143,8 +117,8 @@ def _emit_values(builder: Any, rows: int, args: Any) -> None:
         return totals
 
     start = [emit_load(builder, place, _FLOATS, 4) for place in places]
-    for place, total in zip(places, _loop(builder, pairs, 1, start, add_pair), strict=True):
-        builder.store(total, pointer(builder, place, _FLOATS)).align = 4
+    for place, total in zip(places, emit_loop(builder, pairs, 1, start, add_pair), strict=True):
+        emit_store(builder, total, place)
 
 
 @intrinsic

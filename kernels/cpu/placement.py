@@ -30,23 +30,27 @@ def current_processor() -> int:
 
 
 @inlined
-def leave_processor(processor: int) -> None:
-    """Go on on another of the processors that the calling thread may use, if there is one.
+def leave_processor(processor: int) -> bool:
+    """Go on on another of the processors that the calling thread may use; False if refused.
 
-    It may come back later: what it may use stays the same.
+    The system chooses which. The thread may come back later: what it may use stays as it is at the
+    time of the call. Without another one, or with more than 1,024, nothing changes.
     """
     if not _KNOWN:
-        return
+        return False
     sets = np.zeros(2 * _WORDS, np.int64)
     allowed, others = sets.ctypes.data, sets.ctypes.data + 8 * _WORDS
+    left = False
     if _getaffinity(0, 8 * _WORDS, allowed) == 0:
-        left = 0
+        some = 0
         for word in range(_WORDS):
             bits = load_i64(allowed, word)
             if word == processor // 64:
                 bits &= ~(np.int64(1) << (processor % 64))
             store_i64(others, word, bits)
-            left |= bits
-        if left != 0 and _setaffinity(0, 8 * _WORDS, others) == 0:
+            some |= bits
+        if some != 0 and _setaffinity(0, 8 * _WORDS, others) == 0:
             _setaffinity(0, 8 * _WORDS, allowed)
+            left = True
     keep_alive(sets)
+    return left

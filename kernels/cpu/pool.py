@@ -9,7 +9,8 @@ threads that speak HTTP, and whoever shares out a job wakes them.
 
 A thread that the system puts aside holds at most the chunk it is in. A caller that has waited
 for it a while sleeps too: the processor that it leaves is where the system can go on with the
-other thread.
+other thread. A helper that finds itself on the caller's processor goes to another, before it claims
+anything.
 """
 
 import atexit
@@ -116,20 +117,23 @@ def _has_work(state: int) -> bool:
 
 
 @inlined
-def _leave_caller(state: int) -> None:
-    """To another processor than the caller's, while no chunk has been claimed."""
+def _leave_caller(state: int) -> bool:
+    """To another processor than the caller's, while no chunk is claimed; False if refused."""
     processor = current_processor()
-    if processor >= 0 and processor == load_i64(state + _JOB, 3):
-        leave_processor(processor)
+    if processor < 0 or processor != load_i64(state + _JOB, 3):
+        return True
+    left: bool = leave_processor(processor)
+    return left
 
 
 @compiled
 def _help(state: int, thread: int) -> None:
     """A helper's loop, until the pool is closed."""
+    may_leave = True
     while atomic_load(state + _STOP) == 0:
         last = read_clock()
         while read_clock() - last < _SLEEP_AFTER:
-            _leave_caller(state)
+            may_leave = may_leave and _leave_caller(state)
             if _work(state, thread) > 0:
                 last = read_clock()
             spin_pause()

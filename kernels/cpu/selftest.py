@@ -122,6 +122,19 @@ def _checks(dtype: torch.dtype) -> Iterator[tuple[str, bool]]:
     wanted = reference.paged_attention(q, cache, values, batch, 0.25, None, None)
     yield "attention", _close(actual, wanted)
 
+    # Few query rows over heads that fill panels have products of their own.
+    q, k, v = random(1, 4, 64), random(5, 2, 16, 64), random(5, 2, 16, 64)
+    batch = _Batch(
+        torch.tensor([[3, 1, 4]], dtype=torch.int32),
+        torch.tensor([35], dtype=torch.int32),
+        torch.tensor([0, 1], dtype=torch.int32),
+        1,
+        35,
+    )
+    actual = paged_attention(q, k, v, batch, 0.25, None, None)
+    wanted = reference.paged_attention(q, k, v, batch, 0.25, None, None)
+    yield "attention of one token", _close(actual, wanted)
+
 
 def _int8_checks(dtype: torch.dtype) -> Iterator[tuple[str, bool]]:
     """(name, agrees with torch) of products of few tokens and of many."""

@@ -2,27 +2,27 @@
 """The softmax of a row of scores, emitted as LLVM IR in whole vectors.
 
 Powers are those of two: the scale of the scores has the factor log2(e). What a query does not see
-has the weight 0. Sums are formed in one order, whatever follows after
-the last key seen, so that a query's result does not depend on what else is in the step. Compiled
-from loops, rows whose length fills no vectors would take several times as long.
+has the weight 0. Sums are formed in one order, whatever follows after the last key seen, so that a
+query's result does not depend on what else is in the step. Compiled from loops, rows whose length
+fills no vectors would take several times as long.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from octavo.kernels.cpu.intrinsics import Typed, bf16_to_f32, declared, emit_load, pointer
+from octavo.kernels.cpu.emission import emit_loop, emit_spread, emit_store
+from octavo.kernels.cpu.intrinsics import Typed, bf16_to_f32, declared, emit_load
 from octavo.kernels.cpu.processor import LANES
 from octavo.kernels.cpu.tile import BFloat
 
 # In place of minus infinity, whose difference to itself is not a number.
-_UNSEEN = -1e30
+_UNSEEN = -3e38
 # The largest score before any was seen: far above what is not seen, which then weighs nothing.
-NONE_SEEN = -1e29
+NONE_SEEN = -1e38
 _LEAST = -127.0
 
 _I32 = ir.IntType(32)
@@ -35,12 +35,6 @@ _SHORTS = ir.VectorType(ir.IntType(16), LANES)
 
 def _all(value: float) -> ir.Constant:
     return ir.Constant(_VECTOR, [float(value)] * LANES)
-
-
-def _spread(builder: Any, scalar: Any, vector: ir.VectorType) -> Any:
-    undefined = ir.Constant(vector, ir.Undefined)
-    single = builder.insert_element(undefined, scalar, ir.Constant(_I32, 0))
-    return builder.shuffle_vector(single, undefined, ir.Constant(_WORDS, [0] * LANES))
 
 
 def _emit_power_of_two(builder: Any, x: Any, degree: int) -> Any:
@@ -63,28 +57,6 @@ def _emit_power_of_two(builder: Any, x: Any, degree: int) -> Any:
     return builder.fmul(series, power)
 
 
-def _loop(builder: Any, count: Any, start: Any, body: Callable[[Any, Any], Any]) -> Any:
-    """`body(i, value)` for i = 0, LANES, ... below `count`, at least once: the last value."""
-    before = builder.block
-    loop = builder.append_basic_block("softmax.loop")
-    after = builder.append_basic_block("softmax.after")
-    builder.branch(loop)
-    builder.position_at_end(loop)
-    index, value = builder.phi(_I64), builder.phi(start.type)
-    new = body(index, value)
-    following = builder.add(index, ir.Constant(_I64, LANES))
-    for phi, first, last in ((index, ir.Constant(_I64, 0), following), (value, start, new)):
-        phi.add_incoming(first, before)
-        phi.add_incoming(last, loop)
-    builder.cbranch(builder.icmp_signed("<", following, count), loop, after)
-    builder.position_at_end(after)
-    return new
-
-
-def _store(builder: Any, value: Any, address: Any) -> None:
-    builder.store(value, pointer(builder, address, value.type)).align = 2
-
-
 def _emit_rounded(builder: Any, weights: Any) -> tuple[Any, Any]:
     """Weights in bfloat16, as bits, and what they are then."""
     halves = ir.VectorType(BFloat(), LANES)
@@ -94,53 +66,64 @@ def _emit_rounded(builder: Any, weights: Any) -> tuple[Any, Any]:
     return bits, bf16_to_f32(builder, bits, _WORDS, _VECTOR)
 
 
+def _emit_sum(builder: Any, vector: Any) -> Any:
+    """The sum over the lanes: of one half and the other, again and again."""
+    count = LANES
+    while count > 1:
+        count //= 2
+        halves = [
+            builder.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(_I32, count), lanes))
+            for lanes in (list(range(count)), list(range(count, 2 * count)))
+        ]
+        vector = builder.fadd(*halves, flags=("nsz",))
+    return builder.extract_element(vector, ir.Constant(_I32, 0))
+
+
 def _emit_softmax(builder: Any, rounded: bool, args: Any) -> tuple[Any, Any]:
     row, first, end, count, scale, before, weights = args
     larger = declared(builder, f"llvm.maxnum.v{LANES}f32", _VECTOR, [_VECTOR] * 2)
     of_two = declared(builder, "llvm.maxnum.f32", _F32, [_F32] * 2)
     across = declared(builder, f"llvm.vector.reduce.fmax.v{LANES}f32", _F32, [_VECTOR])
-    total_of = declared(builder, f"llvm.vector.reduce.fadd.v{LANES}f32", _F32, [_F32, _VECTOR])
     lanes = ir.Constant(_WORDS, list(range(LANES)))
-    bounds = [_spread(builder, builder.trunc(bound, _I32), _WORDS) for bound in (first, end)]
-    factors = _spread(builder, scale, _VECTOR)
+    bounds = [emit_spread(builder, builder.trunc(bound, _I32), _WORDS) for bound in (first, end)]
+    factors = emit_spread(builder, scale, _VECTOR)
 
     def place(base: Any, index: Any, size: int) -> Any:
         return builder.add(base, builder.mul(index, ir.Constant(_I64, size)))
 
     def seen(index: Any) -> Any:
-        here = builder.add(_spread(builder, builder.trunc(index, _I32), _WORDS), lanes)
+        here = builder.add(emit_spread(builder, builder.trunc(index, _I32), _WORDS), lanes)
         return builder.and_(
             builder.icmp_signed(">=", here, bounds[0]), builder.icmp_signed("<", here, bounds[1])
         )
 
-    def scaled(index: Any, largest: Any) -> Any:
+    def scaled(index: Any, values: list[Any]) -> list[Any]:
         at = place(row, index, 4)
         scores = builder.fmul(emit_load(builder, at, _VECTOR, 4), factors)
         scores = builder.select(seen(index), scores, _all(_UNSEEN))
-        _store(builder, scores, at)
-        return builder.call(larger, [largest, scores])
+        emit_store(builder, scores, at)
+        return [builder.call(larger, [*values, scores])]
 
-    highest = _loop(builder, count, _all(_UNSEEN), scaled)
+    (highest,) = emit_loop(builder, count, LANES, [_all(_UNSEEN)], scaled)
     highest = builder.call(across, [highest], fastmath=("nnan", "nsz"))
     largest = builder.call(of_two, [before, highest])
-    subtracted = _spread(builder, largest, _VECTOR)
+    subtracted = emit_spread(builder, largest, _VECTOR)
 
-    def weighed(index: Any, total: Any) -> Any:
+    def weighed(index: Any, totals: list[Any]) -> list[Any]:
         at = place(row, index, 4)
         scores = emit_load(builder, at, _VECTOR, 4)
         difference = builder.fsub(scores, subtracted)
         weight = _emit_power_of_two(builder, difference, 4 if rounded else 6)
         if rounded:
             bits, weight = _emit_rounded(builder, weight)
-            _store(builder, bits, place(weights, index, 2))
+            emit_store(builder, bits, place(weights, index, 2))
         else:
-            _store(builder, weight, place(weights, index, 4))
+            emit_store(builder, weight, place(weights, index, 4))
         # The kernel's own flags would let LLVM choose another order for another length.
-        return builder.fadd(total, weight, flags=("nsz",))
+        return [builder.fadd(*totals, weight, flags=("nsz",))]
 
-    totals = _loop(builder, count, _all(0.0), weighed)
-    zero = ir.Constant(_F32, 0.0)
-    return largest, builder.call(total_of, [zero, totals], fastmath=("reassoc", "nsz"))
+    (totals,) = emit_loop(builder, count, LANES, [_all(0.0)], weighed)
+    return largest, _emit_sum(builder, totals)
 
 
 def _softmax(rounded: bool, document: str) -> Any:
@@ -169,7 +152,7 @@ def _softmax(rounded: bool, document: str) -> Any:
 
 softmax_row = _softmax(
     False,
-    """(largest, total) of float32 scores row[first:end] times `scale`; `before` is the least.
+    """(largest, total) of float32 scores row[first:end] times `scale`; largest is >= `before`.
 
     `weights` gets 2^(score - largest) for columns 0 ... `count`, 0 outside of first ... end; it may
     be `row`, which is overwritten. `before` is at least `NONE_SEEN`. `count` > 0 is taken up to the

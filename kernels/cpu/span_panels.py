@@ -10,7 +10,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from octavo.kernels.cpu.intrinsics import Typed, emit_load, pointer
+from octavo.kernels.cpu.emission import emit_loop, emit_store, whole
+from octavo.kernels.cpu.intrinsics import Typed, emit_load
 
 KEYS_AT_ONCE = 16
 
@@ -21,14 +22,10 @@ _ROW = ir.VectorType(ir.IntType(16), 32)
 _PANEL_ROW_BYTES = 128
 
 
-def _whole(value: int) -> ir.Constant:
-    return ir.Constant(_I64, value)
-
-
 def rows_at(builder: Any, base: Any, offsets: Any, count: int) -> list[Any]:
     """Addresses of rows, from `count` int64 offsets in bytes at address `offsets`."""
     return [
-        builder.add(base, emit_load(builder, builder.add(offsets, _whole(8 * i)), _I64, 8))
+        builder.add(base, emit_load(builder, builder.add(offsets, whole(8 * i)), _I64, 8))
         for i in range(count)
     ]
 
@@ -72,24 +69,16 @@ def transpose_keys(typingctx: Any, base: Any, offsets: Any, words: Any, target: 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         base, offsets, words, target = args
         keys = rows_at(builder, base, offsets, KEYS_AT_ONCE)
-        before = builder.block
-        loop = builder.append_basic_block("keys.loop")
-        after = builder.append_basic_block("keys.after")
-        builder.branch(loop)
 
-        builder.position_at_end(loop)
-        first = builder.phi(_I64)
-        first.add_incoming(_whole(0), before)
-        offset = builder.mul(first, _whole(4))
-        rows = [emit_load(builder, builder.add(key, offset), _WORDS, 2) for key in keys]
-        for i, word in enumerate(emit_transposed(builder, rows)):
-            line = builder.mul(builder.add(first, _whole(i)), _whole(_PANEL_ROW_BYTES))
-            place = pointer(builder, builder.add(target, line), _WORDS)
-            builder.store(word, place).align = 4
-        following = builder.add(first, _whole(KEYS_AT_ONCE))
-        first.add_incoming(following, loop)
-        builder.cbranch(builder.icmp_signed("<", following, words), loop, after)
-        builder.position_at_end(after)
+        def transpose(first: Any, values: list[Any]) -> list[Any]:
+            offset = builder.mul(first, whole(4))
+            rows = [emit_load(builder, builder.add(key, offset), _WORDS, 2) for key in keys]
+            for i, word in enumerate(emit_transposed(builder, rows)):
+                line = builder.mul(builder.add(first, whole(i)), whole(_PANEL_ROW_BYTES))
+                emit_store(builder, word, builder.add(target, line))
+            return values
+
+        emit_loop(builder, words, KEYS_AT_ONCE, [], transpose)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64, types.int64), codegen
@@ -107,24 +96,16 @@ def pair_values(
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         base, offsets, parts, target, part_bytes = args
         rows = rows_at(builder, base, offsets, 2)
-        before = builder.block
-        loop = builder.append_basic_block("values.loop")
-        after = builder.append_basic_block("values.after")
-        builder.branch(loop)
 
-        builder.position_at_end(loop)
-        part = builder.phi(_I64)
-        part.add_incoming(_whole(0), before)
-        offset = builder.mul(part, _whole(64))
-        first, second = (emit_load(builder, builder.add(row, offset), _ROW, 2) for row in rows)
-        place = builder.add(target, builder.mul(part, part_bytes))
-        for half, pairs in enumerate(emit_pairs(builder, first, second)):
-            address = builder.add(place, _whole(64 * half))
-            builder.store(pairs, pointer(builder, address, _ROW)).align = 4
-        following = builder.add(part, _whole(1))
-        part.add_incoming(following, loop)
-        builder.cbranch(builder.icmp_signed("<", following, parts), loop, after)
-        builder.position_at_end(after)
+        def pair(part: Any, values: list[Any]) -> list[Any]:
+            offset = builder.mul(part, whole(64))
+            both = [emit_load(builder, builder.add(row, offset), _ROW, 2) for row in rows]
+            place = builder.add(target, builder.mul(part, part_bytes))
+            for half, pairs in enumerate(emit_pairs(builder, *both)):
+                emit_store(builder, pairs, builder.add(place, whole(64 * half)))
+            return values
+
+        emit_loop(builder, parts, 1, [], pair)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 5), codegen

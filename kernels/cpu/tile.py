@@ -22,6 +22,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from octavo.kernels.cpu.emission import emit_spread
 from octavo.kernels.cpu.int8_tile import emit_int8_tile
 from octavo.kernels.cpu.intrinsics import (
     Typed,
@@ -68,10 +69,7 @@ def rows_code(kind: int) -> int:
 
 def broadcast(builder: Any, address: Any, vector: ir.VectorType) -> Any:
     """The number at `address` in all lanes."""
-    undefined = ir.Constant(vector, ir.Undefined)
-    scalar = emit_load(builder, address, vector.element, 4)
-    single = builder.insert_element(undefined, scalar, ir.Constant(_I32, 0))
-    return builder.shuffle_vector(single, undefined, ir.Constant(_WORDS, [0] * LANES))
+    return emit_spread(builder, emit_load(builder, address, vector.element, 4), vector)
 
 
 _STORED = {F32: 4, F16: 2, BF16_ROWS: 2, BF16: 4}
