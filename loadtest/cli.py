@@ -8,14 +8,14 @@ from typing import Unpack
 
 import click
 import httpx
-import orjson
 
 from octavo.loadtest.client import ServerError
 from octavo.loadtest.compare.command import compare
-from octavo.loadtest.dataset import check_dataset
+from octavo.loadtest.dataset import check_dataset, warn_of_unused_file
 from octavo.loadtest.memory.group import memory
 from octavo.loadtest.offline.commands import kernels, latency, quality, throughput
-from octavo.loadtest.options import BenchOptions, bench_options
+from octavo.loadtest.options import BenchOptions, bench_options, check_together
+from octavo.loadtest.output import check_file, make_folder, write_json, write_output
 from octavo.loadtest.overhead import measure as measure_overhead
 from octavo.loadtest.overhead import null_server
 from octavo.loadtest.plot.page import run_page
@@ -47,6 +47,9 @@ def serve(**options: Unpack[BenchOptions]) -> None:
         check_dataset(options)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+    check_together(options)
+    _prepare_saving(options)
+    warn_of_unused_file(options)
     seed = fresh_seed() if options["seed"] is None else options["seed"]
     click.echo(f"prompts and arrival times: --seed {seed}", err=True)
     try:
@@ -54,7 +57,7 @@ def serve(**options: Unpack[BenchOptions]) -> None:
     except (ServerError, ValueError, httpx.InvalidURL) as error:
         raise click.ClickException(str(error)) from error
     if path := options["plot"]:
-        path.write_text(run_page(reports), encoding="utf-8")
+        write_output(path, run_page(reports).encode())
         click.echo(f"charts written to {path}", err=True)
     if not all(report.completed for report in reports):
         sys.exit(1)
@@ -65,26 +68,39 @@ def _show(report: Report, options: BenchOptions) -> None:
     for message in report.errors[:_ERRORS_SHOWN]:
         click.echo(f"failed: {message}", err=True)
     if options["save_result"] or options["save_detailed"]:
-        path = _save(report, options)
-        click.echo(f"result written to {path}", err=True)
+        _save(report, options)
 
 
-def _save(report: Report, options: BenchOptions) -> Path:
+def _prepare_saving(options: BenchOptions) -> None:
+    """Refuse a place where the result could not be written; folders are made."""
+    if not (options["save_result"] or options["save_detailed"]):
+        return
+    make_folder(options["result_dir"])
+    if (given := options["result_filename"]) is None:
+        return
+    path = options["result_dir"] / given
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        check_file(path)
+    except OSError as error:
+        raise click.BadParameter(
+            f"{str(path)!r} cannot be written: {error.strerror}", param_hint="'--result-filename'"
+        ) from error
+
+
+def _save(report: Report, options: BenchOptions) -> None:
     value = report.to_json(options["save_detailed"])
     concurrency = report.settings.max_concurrency
     suffix = f"-concurrency{concurrency}" if concurrency else ""
     if (given := options["result_filename"]) is None:
         model = str(value["model_id"]).rsplit("/", 1)[-1]
-        label = options["label"] or value["backend"]
+        label = (options["label"] or value["backend"]).replace("/", "_")
         name = f"{label}-{value['request_rate']}qps{suffix}-{model}-{value['date']}.json"
     elif options["concurrency_sweep"]:
-        name = f"{Path(given).stem}{suffix}{Path(given).suffix}"
+        name = str(Path(given).with_stem(f"{Path(given).stem}{suffix}"))
     else:
         name = given
-    path = options["result_dir"] / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(orjson.dumps(value, option=orjson.OPT_INDENT_2))
-    return path
+    write_json(options["result_dir"] / name, value)
 
 
 @bench.command()

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import click
 import numpy as np
 
 from octavo.loadtest.options import DatasetOptions
@@ -24,6 +25,16 @@ def check_dataset(options: DatasetOptions) -> None:
     """Refuse a data set without its file. Raises ValueError."""
     if options["dataset_name"] in FILE_DATASETS and options["dataset_path"] is None:
         raise ValueError(f"--dataset-name {options['dataset_name']} needs --dataset-path")
+
+
+def warn_of_unused_file(options: DatasetOptions) -> None:
+    """Say on stderr that prompts are made although a file is named."""
+    if options["dataset_name"] not in FILE_DATASETS and options["dataset_path"] is not None:
+        click.echo(
+            f"--dataset-path is not used: --dataset-name {options['dataset_name']} makes its"
+            f" prompts; {' and '.join(FILE_DATASETS)} read a file",
+            err=True,
+        )
 
 
 def draw_prompts(

@@ -8,6 +8,7 @@ from typing import Any, TypedDict, cast
 import click
 import orjson
 
+from octavo.loadtest.output import OutputFile
 from octavo.loadtest.report import METRICS
 
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")
@@ -271,7 +272,8 @@ _RUN_OPTIONS: Options = [
         default="",
         callback=_concurrencies,
         metavar="N,N,...",
-        help="Run once for each of these values of --max-concurrency, with fresh prompts.",
+        help="Run once for each of these values, in place of --max-concurrency, with fresh"
+        " prompts.",
     ),
     click.option(
         "--num-warmups",
@@ -334,12 +336,14 @@ _RUN_OPTIONS: Options = [
     ),
     click.option(
         "--result-filename",
-        help="Name of the result file. [default: made from label, rate, concurrency, model, date]",
+        help="Name of the result file; needs --save-result. [default: made from label, rate,"
+        " concurrency, model, date]",
     ),
     click.option("--label", help="Name of this run in the result."),
     click.option(
         "--plot",
-        type=click.Path(dir_okay=False, path_type=Path),
+        type=OutputFile(".html", ".htm"),
+        metavar="FILE.html",
         help="Write a page of charts (HTML, no further files): throughput over time, the"
         " distributions of the latencies, and throughput against latency of a sweep.",
     ),
@@ -360,6 +364,21 @@ def _decorate(command: Callable[..., Any], options: Options) -> Callable[..., An
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def check_together(options: BenchOptions) -> None:
+    """Refuse options of `octavo bench serve` of which one would do nothing beside the others.
+
+    Raises click.UsageError.
+    """
+    if options["concurrency_sweep"] and options["max_concurrency"] is not None:
+        raise click.UsageError(
+            "--max-concurrency would do nothing beside --concurrency-sweep, whose values take its"
+            " place; give one of them"
+        )
+    saved = options["save_result"] or options["save_detailed"]
+    if options["result_filename"] is not None and not saved:
+        raise click.UsageError("--result-filename does nothing without --save-result")
 
 
 def parse_bench_flags(flags: Sequence[str]) -> BenchOptions:

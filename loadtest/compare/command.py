@@ -9,11 +9,12 @@ import click
 import orjson
 
 from octavo.loadtest.client import ServerError
-from octavo.loadtest.compare.processes import stopped_like_ctrl_c
+from octavo.loadtest.compare.processes import check_cores, stopped_like_ctrl_c
 from octavo.loadtest.compare.report import Comparison
 from octavo.loadtest.compare.rounds import run_rounds
 from octavo.loadtest.compare.scenario import read_scenario
 from octavo.loadtest.options import key_value_pairs
+from octavo.loadtest.output import make_folder, write_output
 from octavo.loadtest.serving import fresh_seed
 
 
@@ -60,14 +61,17 @@ def compare(
     try:
         plan = read_scenario(scenario, key_value_pairs("=", variables))
         plan = plan.chosen(list(servers), list(workloads))
-    except ValueError as error:
+        for server in plan.servers:
+            server.arguments(plan.variables, port=0)
+        check_cores(plan)
+    except (ServerError, ValueError) as error:
         raise click.UsageError(str(error)) from error
     if rounds is not None:
         plan = plan.model_copy(update={"rounds": rounds})
+    folder = result_dir / f"compare-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+    make_folder(folder)
     seed = fresh_seed() if seed is None else seed
     click.echo(f"prompts and arrival times: --seed {seed}", err=True)
-    folder = result_dir / f"compare-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
-    folder.mkdir(parents=True, exist_ok=True)
     try:
         with stopped_like_ctrl_c():
             found = run_rounds(plan, seed, folder, lambda item: click.echo(item.line, err=True))
@@ -75,10 +79,9 @@ def compare(
         raise click.ClickException(str(error)) from error
     comparison = Comparison(plan, found)
     click.echo(comparison.render())
-    (folder / "comparison.json").write_bytes(
-        orjson.dumps(comparison.to_json() | {"seed": seed}, option=orjson.OPT_INDENT_2)
-    )
-    (folder / "comparison.html").write_text(comparison.page(), encoding="utf-8")
+    result = orjson.dumps(comparison.to_json() | {"seed": seed}, option=orjson.OPT_INDENT_2)
+    write_output(folder / "comparison.json", result)
+    write_output(folder / "comparison.html", comparison.page().encode())
     click.echo(f"result, charts and logs written to {folder}", err=True)
     if comparison.failed:
         sys.exit(1)

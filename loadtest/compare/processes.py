@@ -5,7 +5,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -49,12 +49,27 @@ def stopped_like_ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def check_cores(scenario: Scenario) -> None:
+    """Refuse cores that `pinned` could not use later. Raises ServerError."""
+    cores = set(scenario.client_cores)
+    if any(server.command is not None for server in scenario.servers):
+        cores |= set(scenario.server_cores)
+    _check_usable(cores, os.sched_getaffinity(0))
+
+
+def _check_usable(cores: Collection[int], usable: Collection[int]) -> None:
+    if missing := set(cores) - set(usable):
+        known = ", ".join(map(str, sorted(usable)))
+        raise ServerError(
+            f"core {min(missing)} is not among those this process may use, which are {known}"
+        )
+
+
 @contextmanager
 def pinned(cores: Sequence[int]) -> Iterator[None]:
     """Run this process, and what it starts meanwhile, on `cores`; on an empty list as before."""
     before = os.sched_getaffinity(0)
-    if missing := set(cores) - before:
-        raise ServerError(f"core {min(missing)} is not among those this process may use")
+    _check_usable(cores, before)
     if cores:
         os.sched_setaffinity(0, cores)
     try:

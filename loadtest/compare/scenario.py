@@ -3,19 +3,25 @@
 import re
 import shlex
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import click
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from octavo.loadtest.dataset import check_dataset
 from octavo.loadtest.options import BenchOptions, parse_bench_flags
 
 Flags = Mapping[str, bool | int | float | str]
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 # What the comparison sets itself.
-_OWN_FLAGS = frozenset({"base-url", "seed", "plot", "concurrency-sweep", "save-result"})
+_OWN_FLAGS = frozenset(
+    {
+        *("base-url", "seed", "plot", "concurrency-sweep"),
+        *("save-result", "save-detailed", "result-dir", "result-filename"),
+    }
+)
 
 
 class _Table(BaseModel):
@@ -110,9 +116,26 @@ class Scenario(_Table):
             if value is not False:
                 words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
         try:
-            return parse_bench_flags(words)
-        except click.UsageError as error:
-            raise ValueError(f"{server.name}, {workload.name}: {error.format_message()}") from error
+            options = parse_bench_flags(words)
+            check_dataset(options)
+        except (click.UsageError, ValueError) as error:
+            text = error.format_message() if isinstance(error, click.UsageError) else error
+            raise ValueError(f"{server.name}, {workload.name}: {text}") from error
+        return options
+
+    def check_given(self, names: Collection[str], own: Collection[str]) -> None:
+        """Refuse a name that is no variable of the file's `own` and stands in no command.
+
+        Raises ValueError.
+        """
+        known = set(own).union(
+            *(_PLACEHOLDER.findall(server.command or "") for server in self.servers)
+        ) - {"port"}
+        if unknown := [name for name in names if name not in known]:
+            raise ValueError(
+                f"--set {unknown[0]}: not one of the scenario's variables, which are"
+                f" {', '.join(sorted(known)) or 'none'}"
+            )
 
     def chosen(self, servers: list[str], workloads: list[str]) -> Self:
         """Only what is named; an empty list keeps all. Raises ValueError for an unknown name."""
@@ -135,8 +158,9 @@ def read_scenario(path: Path, variables: Mapping[str, str]) -> Scenario:
     """Read the file; `variables` win over its own. Raises ValueError with what is wrong."""
     try:
         content: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-        content["variables"] = {**content.get("variables", {}), **variables}
-        return Scenario.model_validate(content)
+        own = content.get("variables", {})
+        content["variables"] = {**own, **variables}
+        scenario = Scenario.model_validate(content)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from error
     except ValidationError as error:
@@ -144,3 +168,5 @@ def read_scenario(path: Path, variables: Mapping[str, str]) -> Scenario:
         place = ".".join(map(str, first["loc"]))
         message = first["msg"].removeprefix("Value error, ")
         raise ValueError(f"{path}: {place + ': ' if place else ''}{message}") from error
+    scenario.check_given(variables, own)
+    return scenario

@@ -23,6 +23,7 @@ from octavo.loadtest.gpu.shapes import DRY, GPU, Plan
 from octavo.loadtest.gpu.speed import measure_kernels
 from octavo.loadtest.gpu.sweep import Swept, sweep_tiles
 from octavo.loadtest.offline.ceilings import Ceilings, measure_ceilings
+from octavo.loadtest.output import check_file
 
 
 def run(plan: Plan, result: dict[str, Any]) -> None:
@@ -167,12 +168,16 @@ def main(arguments: Sequence[str]) -> int:
     if not options.dry and not torch.cuda.is_available():
         _say("no usable GPU was found; --dry runs tiny shapes on CPU")
         return 2
+    try:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        check_file(options.output)
+    except OSError as error:
+        parser.error(f"--output {options.output} cannot be written: {error.strerror}")
     result: dict[str, Any] = {}
     try:
         run(DRY if options.dry else GPU, result)
     finally:
         # What was measured before an interruption counts.
-        options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     _say(f"{result['seconds']:.0f} s; {options.output}; {'ok' if result['ok'] else 'FAILED'}")
     return 0 if result["ok"] else 1

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import click
-import orjson
 
 from octavo.config.engine import EngineConfig
 from octavo.config.env import octavo_variables, set_thread_defaults
@@ -22,13 +21,14 @@ from octavo.config.flags import (
 )
 from octavo.config.options import flag_option
 from octavo.engine.core.errors import ConfigurationError, RequestError
-from octavo.loadtest.dataset import check_dataset
+from octavo.loadtest.dataset import check_dataset, warn_of_unused_file
 from octavo.loadtest.options import DatasetOptions, dataset_options, positive_numbers
+from octavo.loadtest.output import OutputFile, write_json
 
 _COUNT = click.IntRange(min=1)
 _OUTPUT_JSON = click.option(
     "--output-json",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OutputFile(),
     help="Write the figures to this file as JSON.",
 )
 
@@ -56,13 +56,6 @@ def engine_config(model: str | None, options: Mapping[str, Any]) -> EngineConfig
         return build_configs({**variables, **given})[1]
     except FlagError as error:
         raise click.UsageError(str(error)) from error
-
-
-def write_json(path: Path | None, value: object) -> None:
-    """Write `value` to `path`, if one is given."""
-    if path is not None:
-        path.write_bytes(orjson.dumps(value, option=orjson.OPT_INDENT_2))
-        click.echo(f"result written to {path}", err=True)
 
 
 def _numbers(_ctx: click.Context, _param: click.Parameter, value: str) -> list[int]:
@@ -151,6 +144,7 @@ def throughput(
         check_dataset(dataset)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+    warn_of_unused_file(dataset)
     set_thread_defaults()
     from octavo.loadtest.offline.engine import open_engine  # noqa: PLC0415 - see the docstring
     from octavo.loadtest.offline.throughput import measure_throughput  # noqa: PLC0415

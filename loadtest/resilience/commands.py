@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import click
-import orjson
 
 from octavo.loadtest.client import ServerError
+from octavo.loadtest.output import OutputFile, write_json
 from octavo.loadtest.resilience import connections as many
 from octavo.loadtest.resilience import fuzz as damaged
 from octavo.loadtest.resilience import overload as beyond
@@ -21,9 +21,7 @@ from octavo.loadtest.resilience.process import ServerProcess, running
 
 _Scenario = Callable[[ServerProcess], Awaitable[Outcome]]
 _serve_args = click.argument("serve_args", nargs=-1, metavar="[MODEL] [-- SERVE FLAGS]")
-_json = click.option(
-    "--json", "file", type=click.Path(path_type=Path), help="Write the result there too."
-)
+_json = click.option("--json", "file", type=OutputFile(), help="Write the result there too.")
 
 
 @click.group()
@@ -52,8 +50,7 @@ def _run(
     except ServerError as error:
         raise click.ClickException(str(error)) from error
     click.echo(outcome.render())
-    if file is not None:
-        file.write_bytes(orjson.dumps(outcome.to_json(), option=orjson.OPT_INDENT_2))
+    write_json(file, outcome.to_json())
     if outcome.failed:
         click.echo(f"the server's log is {log}", err=True)
         sys.exit(1)

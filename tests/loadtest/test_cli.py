@@ -161,9 +161,59 @@ def test_no_server_is_said() -> None:
         (["--dataset-name", "custom"], "needs --dataset-path"),
         (["--dataset-name", "sharegpt"], "needs --dataset-path"),
         (["--base-url", "127.0.0.1:8000"], "127.0.0.1:8000"),
+        (["--plot", "x.png"], "'--plot': 'x.png' does not end in .html or .htm"),
+        (["--plot", "missing/x.html"], "'--plot': 'missing/x.html' cannot be written"),
+        (["--save-result", "--result-dir", "/proc/x"], "'--result-dir'"),
+        (["--result-filename", "r"], "--result-filename does nothing without --save-result"),
+        (["--concurrency-sweep", "1,2", "--max-concurrency", "2"], "--concurrency-sweep"),
     ],
 )
 def test_bad_options_are_refused(arguments: list[str], message: str) -> None:
     result: Any = CliRunner().invoke(bench, ["serve", *arguments])
     assert result.exit_code in (1, 2)
     assert message in result.stderr
+
+
+def test_a_result_file_that_is_a_folder_is_refused_before_the_run(tmp_path: Path) -> None:
+    (tmp_path / "r").mkdir()
+    place = ["--save-detailed", "--result-dir", str(tmp_path), "--result-filename", "r"]
+    with serve(**ROUTES) as server:
+        result = bench_serve(server, "--num-prompts", "1", *place)
+    assert result.exit_code == 2
+    assert "'--result-filename'" in result.stderr
+    assert not server.asked
+
+
+def test_a_sweep_keeps_the_folder_of_a_result_file(tmp_path: Path) -> None:
+    with serve(**ROUTES) as server:
+        result = bench_serve(
+            server,
+            *("--num-prompts", "1", "--output-len", "2", "--concurrency-sweep", "1,2"),
+            *("--save-result", "--result-dir", str(tmp_path), "--result-filename", "sub/r.json"),
+        )
+    assert result.exit_code == 0, result.output
+    names = sorted(path.name for path in (tmp_path / "sub").iterdir())
+    assert names == ["r-concurrency1.json", "r-concurrency2.json"]
+
+
+def test_a_label_with_a_slash_makes_no_folder(tmp_path: Path) -> None:
+    with serve(**ROUTES) as server:
+        result = bench_serve(
+            server,
+            *("--num-prompts", "1", "--output-len", "2", "--label", "a/b"),
+            *("--save-result", "--result-dir", str(tmp_path)),
+        )
+    assert result.exit_code == 0, result.output
+    (path,) = tmp_path.iterdir()
+    assert path.name.startswith("a_b-")
+
+
+def test_a_file_that_made_prompts_leave_out_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.touch()
+    with serve(**ROUTES) as server:
+        result = bench_serve(
+            server, "--num-prompts", "1", "--output-len", "2", "--dataset-path", str(path)
+        )
+    assert result.exit_code == 0, result.output
+    assert "--dataset-path is not used: --dataset-name random" in result.stderr

@@ -162,6 +162,11 @@ def test_one_server_can_be_chosen(compared: Bench) -> None:
         ({"a": "command = 'x {port}'"}, ["--set", "x"], "not of the form"),
         ({"a": "command = 'x {port} {what}'"}, [], "{what} is not one of the variables"),
         ({"a": "command = 'x {port'"}, [], "command does not say {port}"),
+        ({"a": "command = 'x {port}'"}, ["--set", "what=3"], "--set what"),
+        ({"a": "command = 'x {port}'"}, ["--set", "port=3"], "--set port"),
+        ({"a": "command = 'x {port}'"}, ["--result-dir", "/proc/x"], "'--result-dir'"),
+        ({"a": "command = 'x {port}'\nflags = {dataset-name = 'custom'}"}, [], "--dataset-path"),
+        ({"a": "command = 'x {port}'\nflags = {save-detailed = true}"}, [], "save-detailed is set"),
     ],
 )
 def test_bad_scenarios_are_refused(
@@ -172,9 +177,31 @@ def test_bad_scenarios_are_refused(
     assert message in result.stderr
 
 
+def test_a_missing_variable_is_told_before_another_server_is_measured(compared: Bench) -> None:
+    good = f"command = '{compared.command('good')}'"
+    result = compared.run({"good": good, "bad": "command = 'x {port} {what}'"})
+    assert result.exit_code == 2
+    assert "{what} is not one of the variables" in result.stderr
+    assert not (compared.folder / "log").exists()
+
+
+def test_a_core_that_the_machine_lacks_is_refused_before_a_round(compared: Bench) -> None:
+    compared.core = 99_999
+    result = compared.run({"a": f"command = '{compared.command('a')}'"})
+    assert result.exit_code == 2
+    assert "core 99999 is not among those this process may use" in result.stderr
+    assert not (compared.folder / "log").exists()
+
+
+def test_a_variable_can_be_given(compared: Bench) -> None:
+    python = f"command = '{{python}} {compared.folder}/server.py a {{port}} {compared.folder}/log'"
+    result = compared.run({"a": python}, "--rounds", "1", "--set", f"python={sys.executable}")
+    assert result.exit_code == 0, result.output
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_the_examples_are_valid(path: Path) -> None:
-    names = ("model", "gguf")
+    names = ("model", "gguf") if "{gguf}" in path.read_text() else ("model",)
     scenario = read_scenario(path, dict.fromkeys(names, "given"))
     for server in scenario.servers:
         words = server.arguments(scenario.variables, 1234)
