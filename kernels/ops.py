@@ -7,6 +7,7 @@ T tokens of a step   S sequences   Hq query heads   Hkv key/value heads (Hq is a
 D head size          N, K output and input features of a linear layer
 """
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from octavo.kernels import cpu, reference
+from octavo.kernels import reference
 from octavo.kernels.attention_args import StepBatch
 from octavo.kernels.backend import DeviceKernels, Kernels, SamplingKernels
 from octavo.kernels.cache_args import PagedCache
@@ -26,6 +27,17 @@ from octavo.kernels.rotary_args import HeadNorm, Rotation
 from octavo.kernels.sampling_args import SamplingFilters, ScoredTokens
 from octavo.kernels.seeded_args import Cutoff, Penalties, SeededDraws, TokenCounts
 from octavo.kernels.step_program import NoLoweringError, StepProgram
+
+try:
+    from octavo.kernels import cpu
+except Exception as error:  # Numba or llvmlite is missing or broken, in whatever way
+    logging.getLogger(__name__).warning(
+        "The CPU kernels need numba, which cannot be imported (%s: %s): plain torch is used, which "
+        "is slower. Reinstalling it may help: pip install --force-reinstall numba",
+        type(error).__name__,
+        error,
+    )
+    from octavo.kernels import no_cpu as cpu  # type: ignore[no-redef]
 
 _gpu: DeviceKernels = reference
 _watch: Callable[[Callable[[str], None] | None], None] | None = None

@@ -1,10 +1,14 @@
 # ruff: noqa: ANN401  # Numba has no types
 """How the kernels are compiled: lazily, without the GIL, and kept on disk between starts."""
 
+import atexit
 import contextlib
 import hashlib
+import logging
+import os
 import platform
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Callable
@@ -16,6 +20,8 @@ import numba
 from numba.core import config as numba_config
 
 from octavo.config.env import cache_root
+
+logger = logging.getLogger(__name__)
 
 # Sums may be reordered into vectors; infinities and NaN keep their meaning.
 _FLAGS = {"reassoc", "contract", "nsz"}
@@ -35,7 +41,9 @@ def cache_directory() -> str:
     for source in sorted(folder.glob("*.py")):
         digest.update(source.read_bytes())
     name = f"kernels-{digest.hexdigest()[:16]}"
-    for base in (folder / "__pycache__", Path(cache_root()) / "octavo"):
+    for base in (folder / "__pycache__", Path(cache_root()) / "octavo", _own_temporary_folder()):
+        if base is None:
+            continue
         try:
             (base / name).mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=base / name):
@@ -44,7 +52,34 @@ def cache_directory() -> str:
                 return str(base / name)
         except OSError:
             continue
-    return tempfile.mkdtemp(prefix="octavo-kernels-")
+    return _folder_of_this_start()
+
+
+def is_first_start() -> bool:
+    """Whether no kernel has been compiled and kept yet."""
+    return not any(Path(cache_directory()).glob("*.nbi"))
+
+
+def _own_temporary_folder() -> Path | None:
+    """A folder that only this user can write to, as what is in it will be run; None without one."""
+    folder = Path(tempfile.gettempdir()) / f"octavo-{os.getuid()}"
+    with contextlib.suppress(OSError):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        facts = folder.lstat()
+        if stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid():
+            folder.chmod(0o700)
+            return folder
+    return None
+
+
+def _folder_of_this_start() -> str:
+    folder = tempfile.mkdtemp(prefix="octavo-kernels-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    logger.warning(
+        "No folder for compiled kernels can be written, so that each start compiles them again: "
+        "give one by XDG_CACHE_HOME"
+    )
+    return folder
 
 
 def _remove_stale(base: Path) -> None:

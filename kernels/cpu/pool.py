@@ -264,6 +264,7 @@ class Pool:
 
     def __init__(self, num_threads: int) -> None:
         self._choice = ThreadChoice() if num_threads > 1 else None
+        self._shares = True  # as the last program did
         self._threads: list[threading.Thread] = []
         self._start(num_threads)
 
@@ -289,10 +290,6 @@ class Pool:
         """Threads that share a job, the caller included."""
         return len(self._threads) + 1
 
-    @property
-    def _shares(self) -> bool:
-        return self._choice is None or self._choice.shares
-
     def run(
         self, kernel: Kernel, chunks: int, *arguments: int, first: int = 0, long: bool = False
     ) -> int:
@@ -304,7 +301,7 @@ class Pool:
         values = arguments + (0,) * (MAX_ARGUMENTS - len(arguments))
         if chunks <= 1 and not long:
             return int(_run_short(first, kernel.address, chunks, values))
-        shares = self._shares
+        shares = self._choice is None or self._shares
         return int(_run_shared(self._state, first, kernel.address, chunks, values, shares))
 
     def run_program(self, instructions: NDArray[np.int64], num_tokens: int) -> int:
@@ -313,10 +310,13 @@ class Pool:
         Runs of as many instructions and tokens are expected to take about the same time.
         """
         code, count = instructions.ctypes.data, len(instructions)
+        if self._choice is None:
+            return int(_run_program(self._state, code, count, True))
+        size = count, num_tokens
+        self._shares = self._choice.shares(size)
         begin = time.perf_counter()
         reported = int(_run_program(self._state, code, count, self._shares))
-        if self._choice is not None:
-            self._choice.ended((count, num_tokens), time.perf_counter() - begin)
+        self._choice.ended(size, time.perf_counter() - begin)
         return reported
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from octavo.kernels import reference
 from octavo.kernels.cpu.activation import silu_and_mul
 from octavo.kernels.cpu.attention import paged_attention
+from octavo.kernels.cpu.compiled import is_first_start
 from octavo.kernels.cpu.kv_cache import write_kv_cache
 from octavo.kernels.cpu.linear import linear, pack_int8_linear, pack_linear
 from octavo.kernels.cpu.norm import add_rms_norm
@@ -46,19 +47,32 @@ def can_quantize(dtype: torch.dtype) -> bool:
     return usable(dtype) and _right(f"int8 weights and {dtype}", lambda: _int8_checks(dtype))
 
 
+@cache
+def _warn(text: str) -> None:
+    """The same warning once, for however many kinds of kernels it holds."""
+    logger.warning(text)
+
+
 def _right(subject: str, checks: Callable[[], Iterator[tuple[str, bool]]]) -> bool:
     missing = [name for name in _FEATURES if name not in FEATURES]
     if missing:
-        logger.warning(
-            "This processor has no %s: the CPU runs the plain torch kernels, which are slower.",
-            ", ".join(missing),
+        _warn(
+            f"This processor has no {', '.join(missing)}: the CPU runs the plain torch kernels, "
+            "which are slower."
         )
         return False
+    if is_first_start():
+        logger.info("Compiling the kernels for this processor, once: it takes about half a minute")
     try:
         wrong = [name for name, right in checks() if not right]
-    except Exception:
+    except Exception as error:
         # Whatever the compiler or the machine does not like, torch still works.
-        logger.exception("The CPU kernels cannot run here: plain torch is used, which is slower.")
+        reason = next(iter(str(error).splitlines()), "")
+        _warn(
+            f"The CPU kernels cannot run here ({type(error).__name__}: {reason}): plain torch is "
+            "used, which is slower."
+        )
+        logger.debug("Why the CPU kernels cannot run", exc_info=True)
         return False
     if wrong:
         logger.error(

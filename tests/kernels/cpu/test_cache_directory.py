@@ -1,5 +1,7 @@
 """Where compiled kernels go when the usual places cannot be written."""
 
+import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -35,3 +37,31 @@ def test_g11_the_users_cache_folder_comes_after_that_of_the_sources(
     monkeypatch.setattr(Path, "mkdir", refuse)
 
     assert Path(compiled.cache_directory.__wrapped__()).parent == tmp_path / "octavo"
+
+
+@pytest.fixture
+def only_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for temporary files, where no other place can be written."""
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(compiled, "__file__", str(tmp_path / "file" / "compiled.py"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_the_next_start_finds_the_temporary_folder_of_this_user(only_temporary: Path) -> None:
+    found = Path(compiled.cache_directory.__wrapped__())
+    assert found.parent == only_temporary / f"octavo-{os.getuid()}"
+    assert stat.S_IMODE(found.parent.stat().st_mode) == 0o700
+    assert Path(compiled.cache_directory.__wrapped__()) == found
+
+
+def test_a_temporary_folder_that_is_a_link_is_not_trusted(
+    only_temporary: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (only_temporary / "others").mkdir()
+    (only_temporary / f"octavo-{os.getuid()}").symlink_to(only_temporary / "others")
+    found = Path(compiled.cache_directory.__wrapped__())
+    assert found.parent == only_temporary
+    assert not any((only_temporary / "others").iterdir())
+    assert "each start compiles them again" in caplog.text
