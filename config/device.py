@@ -1,8 +1,9 @@
 """Where the model runs."""
 
+import re
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from octavo.config.base import ConfigModel
 
@@ -15,7 +16,6 @@ class DeviceConfig(ConfigModel):
     )
     cpu_threads: str = Field(
         default="auto",
-        pattern=r"^(auto|[1-9][0-9]{0,2})$",
         coerce_numbers_to_str=True,
         description="Threads of a step on CPU; auto uses every core while that is faster than one.",
     )
@@ -27,6 +27,13 @@ class DeviceConfig(ConfigModel):
         default=False,
         description="On a GPU, make results independent of what else is in a step, at a cost.",
     )
+
+    @field_validator("cpu_threads")
+    @classmethod
+    def _check_threads(cls, value: str) -> str:
+        if re.fullmatch("auto|[1-9][0-9]{0,2}", value) is None:
+            raise ValueError("must be auto or a number from 1 to 999")
+        return value
 
     @property
     def num_cpu_threads(self) -> int | None:

@@ -151,3 +151,9 @@ def test_an_api_key_is_never_repeated_in_a_message() -> None:
 def test_bad_json_names_the_flag() -> None:
     with pytest.raises(FlagError, match="--default-chat-template-kwargs: not valid JSON"):
         build_configs(settings_from_options({"default_chat_template_kwargs": "{x"}))
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "all", "1000", "auto2"])
+def test_threads_are_auto_or_a_number(text: str) -> None:
+    with pytest.raises(FlagError, match="--cpu-threads: must be auto or a number from 1 to 999"):
+        build_configs(settings_from_options({"cpu_threads": text}))
