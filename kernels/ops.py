@@ -335,7 +335,8 @@ def new_step_program(dtype: torch.dtype, device: torch.device) -> StepProgram:
     """
     if _backend(torch.empty(0, dtype=dtype, device=device)) is cpu:
         return cpu.Program(dtype)
-    raise NoLoweringError(f"the kernels for {dtype} on {device} have no programs")
+    name = str(dtype).removeprefix("torch.")
+    raise NoLoweringError(f"the kernels for {name} on {device}")
 
 
 def set_cpu_threads(dtype: torch.dtype, num_threads: int | None) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -72,15 +73,29 @@ async def test_a_line_names_key_tokens_and_times_and_no_text(
     assert not [word for word in ("secret", "hello", "a-key") if word in caplog.text]
 
 
-def test_json_lines_carry_the_figures_as_fields(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def restored_logging() -> Iterator[None]:
     before = logging.getLogger().handlers[:], logging.getLogger().level
+    yield
+    logging.captureWarnings(False)
+    logging.getLogger().handlers[:], logging.getLogger().level = before
+
+
+@pytest.mark.usefixtures("restored_logging")
+def test_json_lines_carry_the_figures_as_fields(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging("info", "json")
-    try:
-        fields = {"request_id": "r", "tpot_ms": 1.5, "key_name": None}
-        logging.getLogger("octavo.access").info("GET %s", "/x", extra={"octavo_fields": fields})
-    finally:
-        logging.captureWarnings(False)
-        logging.getLogger().handlers[:], logging.getLogger().level = before
+    fields = {"request_id": "r", "tpot_ms": 1.5, "key_name": None}
+    logging.getLogger("octavo.access").info("GET %s", "/x", extra={"octavo_fields": fields})
 
     entry = json.loads(capsys.readouterr().err)
     assert entry.items() >= {"level": "info", "message": "GET /x", **fields}.items()
+
+
+@pytest.mark.usefixtures("restored_logging")
+def test_what_the_kernels_find_out_about_the_machine_is_told_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    configure_logging("info", "text")
+    for name in ("octavo.kernels.a", "octavo.kernels.b", "octavo.server", "octavo.server"):
+        logging.getLogger(name).warning("no avx%d", 2)
+    assert capsys.readouterr().err.count("no avx2") == 3

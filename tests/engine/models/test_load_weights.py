@@ -12,6 +12,7 @@ from octavo.config.model import ModelConfig, RopeConfig
 from octavo.engine.core.errors import CheckpointError
 from octavo.engine.models.decoder import CausalLM
 from octavo.engine.models.registry import build_model
+from octavo.kernels import ops
 
 
 def tiny_config(*, tied: bool, model_type: str = "llama") -> ModelConfig:
@@ -163,3 +164,12 @@ def test_dummy_weights_follow_their_seed(tied: bool) -> None:
 def test_unknown_model_type_lists_what_is_supported() -> None:
     with pytest.raises(CheckpointError, match=r"'mamba'.*llama, mistral, qwen2, qwen3"):
         build_model(tiny_config(tied=True, model_type="mamba"), torch.float32, torch.device("cpu"))
+
+
+def test_layers_without_a_program_say_for_which_kernels(caplog: pytest.LogCaptureFixture) -> None:
+    model = tiny_model(tied=True)
+    with ops.reference_only(), caplog.at_level(logging.INFO):
+        model.load_weights(tiny_weights(head=False).items())
+    assert caplog.messages == [
+        "the layers run one by one, since there are no programs for the kernels for float32 on cpu"
+    ]
