@@ -11,6 +11,11 @@ from octavo.engine.executor.null import NullExecutor
 from octavo.engine.executor.profiled import ProfiledExecutor
 from octavo.engine.executor.uniproc import UniprocExecutor
 from octavo.engine.loader import Checkpoint, EncoderCheckpoint
+from octavo.engine.worker.memory import (
+    check_cache_dtype,
+    resolve_device,
+    told_when_memory_runs_out,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +25,17 @@ AnyExecutor = UniprocExecutor | NullExecutor | EncoderExecutor
 
 def make_executor(config: EngineConfig, checkpoint: AnyCheckpoint) -> AnyExecutor:
     """Load the weights and warm up. Raises ConfigurationError, of which CheckpointError is one."""
+    with told_when_memory_runs_out(checkpoint.name):
+        return _make_executor(config, checkpoint)
+
+
+def check_device(config: EngineConfig) -> None:
+    """Refuse a device or a cache that this machine does not have; ConfigurationError."""
+    if config.load.load_format != "null":
+        check_cache_dtype(config.cache, resolve_device(config.device.device))
+
+
+def _make_executor(config: EngineConfig, checkpoint: AnyCheckpoint) -> AnyExecutor:
     if isinstance(checkpoint, EncoderCheckpoint):
         return EncoderExecutor(config, checkpoint)
     if config.load.load_format == "null":

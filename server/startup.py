@@ -33,6 +33,8 @@ def load_engine(
 ) -> LoadedEngine:
     """Load the configured model. Raises ConfigurationError, of which CheckpointError is one."""
     started = time.monotonic()
+    if engine_config.device.device == "cuda" or engine_config.cache.kv_cache_dtype != "auto":
+        _check_device(engine_config, report)
     report("finding the model")
     checkpoint = resolve_checkpoint(engine_config.load, partial(_report_download, report))
     logger.info("Loading %s", checkpoint.name)
@@ -80,6 +82,16 @@ def load_engine(
         generates=checkpoint.generates,
     )
     return LoadedEngine(model, limits, make_thread, profiled)
+
+
+def _check_device(engine_config: EngineConfig, report: Report) -> None:
+    """Refuse what this machine lacks before a model is downloaded, converted or read for it."""
+    report("importing libraries")
+    preload_torch()
+    # As in `load_engine`: it imports torch.
+    from octavo.engine.assembly import check_device  # noqa: PLC0415
+
+    check_device(engine_config)
 
 
 def _report_download(report: Report, done: int, total: int) -> None:

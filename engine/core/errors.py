@@ -22,6 +22,8 @@ OctavoError
 `server/errors.py` is the only place that maps them to HTTP.
 """
 
+import errno
+
 
 class OctavoError(Exception):
     """Base of all errors that Octavo raises on purpose."""
@@ -126,3 +128,13 @@ class RequestFailedError(OctavoError):
 
 class EngineDeadError(OctavoError):
     """The engine stopped and cannot serve any more requests."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether `error`, of Python or of a library, says that the host has no memory left."""
+    if isinstance(error, MemoryError):
+        return True
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno == errno.ENOMEM
+    # Libraries have no type for it, but they quote the system.
+    return not isinstance(error, OctavoError) and "annot allocate memory" in str(error)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from octavo.config.engine import EngineConfig
 from octavo.config.load import DType, LoadConfig
-from octavo.engine.core.errors import CheckpointError, ConfigurationError
+from octavo.engine.core.errors import CheckpointError, ConfigurationError, is_out_of_memory
 from octavo.engine.core.model_output import ModelOutput
 from octavo.engine.core.pooling import Embedding, Pooling
 from octavo.engine.core.scheduler_output import SchedulerOutput
@@ -140,6 +140,8 @@ def _load(checkpoint: EncoderCheckpoint, load: LoadConfig) -> Any:  # noqa: ANN4
             output_loading_info=True,
         )
     except Exception as error:  # the library raises all kinds for damaged files
+        if is_out_of_memory(error):
+            raise MemoryError(str(error)) from error
         reason = str(error).strip().partition("\n")[0]
         raise CheckpointError(f"{directory}: the weights cannot be loaded ({reason})") from error
     # A pooling layer on top, which some models have and some files lack, is not used.

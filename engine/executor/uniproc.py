@@ -17,7 +17,7 @@ from octavo.engine.core.model_output import Launch, ModelOutput
 from octavo.engine.core.scheduler_output import SchedulerOutput
 from octavo.engine.executor.gpu import GpuStart, MakeRunner
 from octavo.engine.loader import Checkpoint
-from octavo.engine.loader.filling import load_model
+from octavo.engine.loader.filling import WeightRoom, load_model
 from octavo.engine.models.decoder import CausalLM
 from octavo.engine.worker.device_memory import CudaMemory
 from octavo.engine.worker.device_runner import DeviceRunner
@@ -72,9 +72,9 @@ class UniprocExecutor:
         check_context(config.load.max_model_len, facts.max_model_len)
         device = resolve_device(config.device.device)
         dtype = resolve_dtype(config.load.dtype, facts)
+        cache_dtype = resolve_cache_dtype(config.cache, dtype, device)
         if device.type == "cpu":
             ops.set_cpu_threads(dtype, config.device.num_cpu_threads)
-        cache_dtype = resolve_cache_dtype(config.cache, dtype, device)
         steps = resolve_step_limits(config.scheduler, device)
         model = _load(config, checkpoint, dtype, device)
         start = _Start(
@@ -244,7 +244,10 @@ def _load(
             check_int8(dtype, device)
             packing.enter_context(ops.int8_weights())
         try:
-            return load_model(checkpoint, dtype, device)
+            room = None
+            if device.type == "cpu":
+                room = WeightRoom(free_host_memory(), config.load.quantization == "int8")
+            return load_model(checkpoint, dtype, device, room)
         except torch.OutOfMemoryError as error:
             # The first line says how much was asked for, how much there is and who has it.
             reason = str(error).partition("If reserved")[0].strip()

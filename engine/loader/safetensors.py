@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
 
-from octavo.engine.core.errors import CheckpointError
+from octavo.engine.core.errors import CheckpointError, is_out_of_memory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -103,6 +103,8 @@ def _read(shards: Mapping[Path, frozenset[str] | None]) -> "Iterator[tuple[str, 
                     if names is None or name in names:
                         yield name, file.get_tensor(name)
         except (SafetensorError, OSError) as error:
+            if is_out_of_memory(error):
+                raise MemoryError(str(error)) from error
             raise CheckpointError(
                 f"{path}: the file is damaged or cut off ({error}); download it again"
             ) from error

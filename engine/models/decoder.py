@@ -223,6 +223,26 @@ class CausalLM(nn.Module):
             layer.self_attn.cache_scales(layer.input_norm.weight, gain) for layer in self.layers
         )
 
+    def weight_bytes(self, int8: bool) -> int:
+        """Bytes that the weights will take, linear layers in `int8` or not; before loading only."""
+        dtype, table = self.dtype, self.embed_tokens.weight
+        linear_bytes = ops.INT8_WEIGHT_BYTES if int8 else dtype.itemsize
+        total = 0.0
+        for _, slot in self._weight_slots():
+            is_linear = slot.layer is not None and slot.target is not table
+            total += slot.target.numel() * (linear_bytes if is_linear else dtype.itemsize)
+        if self.config.tie_word_embeddings and (int8 or self._is_repacked()):
+            total += table.numel() * linear_bytes
+        return int(total)
+
+    def _is_repacked(self) -> bool:
+        """Whether a tied head is a copy of the embeddings, as kernels that run programs pack it."""
+        try:
+            ops.new_step_program(self.dtype, self.embed_tokens.weight.device)
+        except NoLoweringError:
+            return False
+        return True
+
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Fills the model from (name in the checkpoint, tensor) pairs, each used once and let go.
 

@@ -2,6 +2,10 @@
 
 import logging
 import os
+import re
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +15,7 @@ from octavo.config.cache import CacheConfig
 from octavo.config.load import DType
 from octavo.config.model import ModelConfig
 from octavo.config.scheduler import SchedulerConfig
-from octavo.engine.core.errors import ConfigurationError
+from octavo.engine.core.errors import ConfigurationError, is_out_of_memory
 from octavo.engine.core.limits import HostMemory
 from octavo.engine.worker.device_memory import MemorySum
 from octavo.kernels import ops
@@ -95,14 +99,17 @@ def resolve_cache_dtype(
     cache: CacheConfig, dtype: torch.dtype, device: torch.device
 ) -> torch.dtype:
     """The precision of the KV cache; ConfigurationError where the device has no kernels for it."""
-    if cache.kv_cache_dtype == "auto":
-        return dtype
-    if not ops.reads_fp8(device):
+    check_cache_dtype(cache, device)
+    return dtype if cache.kv_cache_dtype == "auto" else torch.float8_e4m3fn
+
+
+def check_cache_dtype(cache: CacheConfig, device: torch.device) -> None:
+    """Refuses a precision of the cache that `device` has no kernels for; ConfigurationError."""
+    if cache.kv_cache_dtype == "fp8" and not ops.reads_fp8(device):
         raise ConfigurationError(
             f"--kv-cache-dtype fp8 is not supported on this device ({device.type}): it needs a GPU "
             "that converts e4m3 (NVIDIA from sm_89, AMD from gfx942); use --kv-cache-dtype auto"
         )
-    return torch.float8_e4m3fn
 
 
 def resolve_step_limits(config: SchedulerConfig, device: torch.device) -> StepLimits:
@@ -275,6 +282,29 @@ def free_host_memory(
     except FileNotFoundError:
         return free
     return free if limit == "max" else max(0, min(free, int(limit) - used + idle))
+
+
+@contextmanager
+def told_when_memory_runs_out(name: str) -> Iterator[None]:
+    """Within it an allocation that fails on the host is a ConfigurationError about model `name`.
+
+    It says what was asked for, what is free and what needs less.
+    """
+    try:
+        yield
+    except (MemoryError, OSError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        asked = re.search(r"(?<=tried to allocate )\d+ bytes", str(error))
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        allowed = f", ulimit -v allows this process {limit} in all"
+        raise ConfigurationError(
+            f"{name}: the memory ran out during the load"
+            f"{f', where {asked[0]} more were wanted' if asked else ''}; "
+            f"{free_host_memory()} bytes are free"
+            f"{'' if limit == resource.RLIM_INFINITY else allowed}. Use a smaller model, "
+            "--quantization int8, a smaller --dtype or a smaller --kv-cache-memory-bytes"
+        ) from error
 
 
 def _kernel_values(path: Path) -> dict[str, int]:

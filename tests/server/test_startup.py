@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from octavo_fixtures import END_THINK_ID, EOS_ID
 
 from octavo.config.engine import EngineConfig
@@ -160,3 +161,19 @@ def test_sampling_defaults_that_cannot_work_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=named):
         LoadConfig(override_generation_config=defaults)
+
+
+@pytest.mark.parametrize(
+    ("parts", "flag"),
+    [
+        ({"device": {"device": "cuda"}}, "--device cuda"),
+        ({"cache": {"kv_cache_dtype": "fp8"}}, "--kv-cache-dtype fp8"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused_before_the_model_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, parts: dict[str, Any], flag: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    config = EngineConfig.model_validate({"load": {"model": str(tmp_path / "none")}, **parts})
+    with pytest.raises(ConfigurationError, match=flag):
+        load_engine(ServerConfig(), config, lambda stage: None)

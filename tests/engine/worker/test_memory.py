@@ -1,6 +1,8 @@
 """Device, precision and sizes."""
 
 import logging
+import mmap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -239,3 +241,31 @@ def test_host_memory_is_shared_out_in_blocks(
 def test_an_offload_space_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"--kv-offload 2.0 .* is 1.50"):
         memory.size_host_memory(CacheConfig(kv_offload=2.0), 1024, 3 * GIB // 2, 10)
+
+
+@pytest.mark.parametrize(
+    "allocate",
+    [
+        lambda: torch.empty(2**60, dtype=torch.uint8),
+        lambda: bytearray(2**62),
+        lambda: mmap.mmap(-1, 2**62),
+    ],
+    ids=["torch", "python", "system"],
+)
+def test_an_allocation_that_fails_names_the_model_and_what_takes_less(
+    allocate: Callable[[], object],
+) -> None:
+    wanted = r"^a-model: the memory ran out during the load.* bytes are free.*--quantization int8"
+    with (
+        pytest.raises(ConfigurationError, match=wanted),
+        memory.told_when_memory_runs_out("a-model"),
+    ):
+        allocate()
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
+    with (
+        pytest.raises(FileNotFoundError),
+        memory.told_when_memory_runs_out("a-model"),
+    ):
+        Path("/none/at/all").read_bytes()
