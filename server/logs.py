@@ -12,25 +12,6 @@ FIELDS = "octavo_fields"
 """Attribute of a record whose mapping becomes fields of its JSON object."""
 
 
-class _OncePerText(logging.Filter):
-    """Lets each text of `octavo.kernels` through once.
-
-    They are facts of the machine, which each group of kernels finds out for itself.
-    """
-
-    def __init__(self) -> None:
-        super().__init__("octavo.kernels")
-        self._told: set[str] = set()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if not super().filter(record):
-            return True
-        text = record.getMessage()
-        is_new = text not in self._told
-        self._told.add(text)
-        return is_new
-
-
 class _JsonFormatter(logging.Formatter):
     """One JSON object a line, in UTF-8."""
 
@@ -51,7 +32,6 @@ class _JsonFormatter(logging.Formatter):
 def configure_logging(level: str, log_format: LogFormat) -> None:
     """Send all logs of the process to standard error; replaces what was configured before."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.addFilter(_OncePerText())
     if log_format == "json":
         handler.setFormatter(_JsonFormatter())
     else:

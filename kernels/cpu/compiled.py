@@ -57,7 +57,7 @@ def cache_directory() -> str:
 
 def is_first_start() -> bool:
     """Whether no kernel has been compiled and kept yet."""
-    return not any(Path(cache_directory()).glob("*.nbi"))
+    return not any(Path(cache_directory()).rglob("*.nbi"))
 
 
 def _own_temporary_folder() -> Path | None:

@@ -89,13 +89,3 @@ def test_json_lines_carry_the_figures_as_fields(capsys: pytest.CaptureFixture[st
 
     entry = json.loads(capsys.readouterr().err)
     assert entry.items() >= {"level": "info", "message": "GET /x", **fields}.items()
-
-
-@pytest.mark.usefixtures("restored_logging")
-def test_what_the_kernels_find_out_about_the_machine_is_told_once(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    configure_logging("info", "text")
-    for name in ("octavo.kernels.a", "octavo.kernels.b", "octavo.server", "octavo.server"):
-        logging.getLogger(name).warning("no avx%d", 2)
-    assert capsys.readouterr().err.count("no avx2") == 3

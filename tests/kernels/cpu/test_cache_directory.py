@@ -65,3 +65,15 @@ def test_a_temporary_folder_that_is_a_link_is_not_trusted(
     assert found.parent == only_temporary
     assert not any((only_temporary / "others").iterdir())
     assert "each start compiles them again" in caplog.text
+
+
+def test_a_start_is_the_first_until_a_kernel_is_kept(
+    only_temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = only_temporary / "kernels"
+    monkeypatch.setattr(compiled, "cache_directory", lambda: str(folder))
+    kept = folder / "cpu_1234"  # as Numba makes one for each folder of sources
+    kept.mkdir(parents=True)
+    assert compiled.is_first_start()
+    (kept / "pool._work-90.py311.nbi").touch()
+    assert not compiled.is_first_start()
