@@ -224,6 +224,10 @@ def _weigher(in_pairs: bool) -> Any:
     return weigh_span
 
 
+# Not closures of the kernels: Numba would not know those again at the next start.
+_weigh_pairs, _weigh_rows = _weigher(True), _weigher(False)
+
+
 @inlined
 def _store_rows(code: int, a: int, f: int) -> None:
     """Sums over totals, in the dtype of the output; zeros where nothing was seen."""
@@ -241,10 +245,21 @@ def _store_rows(code: int, a: int, f: int) -> None:
         store_row(code, wide, sums, target, size)
 
 
+@inlined
+def _span_after(a: int, own: tuple[int, int, int], following: int) -> tuple[int, int]:
+    """The item's frame and first key of the next span: of this item, or of the one `following`.
+
+    `own` is this item's frame, its next key and its end; a frame of 0 is none.
+    """
+    f, here, end = own
+    if here < end:
+        return f, here
+    return (following, first_key(a, following)) if following != 0 else (0, 0)
+
+
 def _attention_kernel(kind: int) -> Callable[[Any, Any], None]:
     """The kernel for tensors of element type `kind`."""
     in_pairs, values_kind = multiplies_pairs(kind), rows_kind(kind)
-    weigh_span = _weigher(in_pairs)
 
     def attention(a: Any, chunk: Any) -> None:
         frame = np.empty(2 * FRAME_WORDS, np.int64)
@@ -270,16 +285,15 @@ def _attention_kernel(kind: int) -> Callable[[Any, Any], None]:
                     right = score_rows(kind, a, f, here, count)
                 if not right:
                     return
-                weigh_span(a, f, here, count)
-                ahead, key = 0, 0
-                if here + count < end:
-                    ahead, key = f, here + count
-                elif follows:
-                    ahead, key = following, first_key(a, following)
                 if in_pairs:
-                    add_pairs(a, f, (here, count), (ahead, key))
+                    _weigh_pairs(a, f, here, count)
                 else:
-                    add_rows(kind, values_kind, a, f, (here, count), (ahead, key))
+                    _weigh_rows(a, f, here, count)
+                after = _span_after(a, (f, here + count, end), following if follows else 0)
+                if in_pairs:
+                    add_pairs(a, f, (here, count), after)
+                else:
+                    add_rows(kind, values_kind, a, f, (here, count), after)
                 here += count
             _store_rows(kind, a, f)
             found = follows and item < end_item

@@ -73,7 +73,7 @@ def test_openai_python_streams_what_it_gets_at_once(server_url: str) -> None:
     with openai.OpenAI(base_url=f"{server_url}/v1", api_key="none") as client:
         request = {
             "model": client.models.list().data[0].id,
-            "messages": [{"role": "user", "content": "Name three colours."}],
+            "messages": [{"role": "user", "content": "What is the capital of France?"}],
             "max_tokens": 32,
             "temperature": 0,
         }
@@ -81,4 +81,4 @@ def test_openai_python_streams_what_it_gets_at_once(server_url: str) -> None:
         with client.chat.completions.create(**request, stream=True) as stream:
             streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
     assert streamed == whole.choices[0].message.content
-    assert f"```\n{streamed}```" in README.read_text(encoding="utf-8")
+    assert f"```\n{streamed}\n```" in README.read_text(encoding="utf-8")

@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from octavo.kernels.cpu import compiled
+from octavo.kernels.cpu import (
+    activation,
+    attention,
+    compiled,
+    gated_linear,
+    linear,
+    norm,
+    sampling,
+)
 
 
 def test_g11_a_temporary_folder_is_the_last_resort(
@@ -77,3 +85,18 @@ def test_a_start_is_the_first_until_a_kernel_is_kept(
     assert compiled.is_first_start()
     (kept / "pool._work-90.py311.nbi").touch()
     assert not compiled.is_first_start()
+
+
+def test_kernels_close_over_plain_values_only() -> None:
+    """By these Numba finds a compiled kernel again; a function is another in each process."""
+    kernels = {
+        id(kernel): kernel
+        for module in (activation, attention, gated_linear, linear, norm, sampling)
+        for value in vars(module).values()
+        for kernel in (value.values() if isinstance(value, dict) else [value])
+        if isinstance(kernel, compiled.Kernel)
+    }
+    assert len(kernels) > 10
+    for kernel in kernels.values():
+        for cell in kernel._function.__closure__ or ():
+            assert isinstance(cell.cell_contents, int), kernel._function
