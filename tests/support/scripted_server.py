@@ -43,7 +43,7 @@ class ScriptedServer:
     url: str = ""
     routes: dict[str, Route] = field(default_factory=dict)
     asked: list[Asked] = field(default_factory=list)
-    disconnects: int = 0
+    disconnected: threading.Event = field(default_factory=threading.Event)
 
     def bodies(self, path: str) -> list[Any]:
         """Bodies of the requests to one path, in order."""
@@ -103,7 +103,7 @@ def serve(**routes: Route) -> Iterator[ScriptedServer]:
             try:
                 self._send(answer)
             except (BrokenPipeError, ConnectionResetError):
-                state.disconnects += 1
+                state.disconnected.set()
                 self.close_connection = True
 
         def _send(self, answer: Answer) -> None:
