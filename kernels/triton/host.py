@@ -83,6 +83,12 @@ def check(condition: bool, message: str, *facts: object) -> None:
         raise ValueError(message.format(*facts))
 
 
+def check_pair(k: Tensor, v: Tensor) -> None:
+    """Raises ValueError unless keys and values have one shape and one dtype."""
+    alike = k.shape == v.shape and k.dtype == v.dtype
+    check(alike, "k {} {}, v {} {}", k.shape, k.dtype, v.shape, v.dtype)
+
+
 def check_same_device(*tensors: Tensor) -> None:
     """Raises ValueError unless all tensors are on one device."""
     devices = {tensor.device for tensor in tensors}

@@ -15,6 +15,7 @@ from octavo.kernels.triton.host import (
     ceil_div,
     check,
     check_cache,
+    check_pair,
     check_rows_dense,
     check_same_device,
     power_of_2,
@@ -104,14 +105,7 @@ def write_kv_cache(
     check_cache(key_cache, value_cache)
     tokens, kv_heads, head_dim = k.shape
     _, cache_heads, block_size, cache_dim = key_cache.shape
-    check(
-        k.shape == v.shape and k.dtype == v.dtype,
-        "k {} {}, v {} {}",
-        k.shape,
-        k.dtype,
-        v.shape,
-        v.dtype,
-    )
+    check_pair(k, v)
     check(
         (cache_heads, cache_dim) == (kv_heads, head_dim), "k {}, cache {}", k.shape, key_cache.shape
     )

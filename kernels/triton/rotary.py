@@ -20,6 +20,7 @@ from octavo.kernels.triton.host import (
     check,
     check_cache,
     check_cache_dtype,
+    check_pair,
     check_rows_dense,
     check_same_device,
     power_of_2,
@@ -173,14 +174,7 @@ def rotate_and_cache(
     """See `octavo.kernels.reference.rotate_and_cache`."""
     check_cache(cache.key, cache.value)
     check_cache_dtype(cache.key, k.dtype)
-    check(
-        k.shape == v.shape and k.dtype == v.dtype,
-        "k {} {}, v {} {}",
-        k.shape,
-        k.dtype,
-        v.shape,
-        v.dtype,
-    )
+    check_pair(k, v)
     fits = (cache.key.shape[1], cache.key.shape[3]) == k.shape[1:]
     check(fits, "k {} for a cache {}", tuple(k.shape), tuple(cache.key.shape))
     check_rows_dense("v", v)
